@@ -1,0 +1,55 @@
+# `make run` shows the main job from a fresh clone; `make test` checks everything. Both need Python 3.11+, git and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: run test lint types layers pytest traces bench clean
+.DEFAULT_GOAL := run
+
+run: $(VENV)/ready-to-run
+	$(BIN)/emu run --topo fattree --trace llama.json
+
+test: lint types layers pytest
+
+lint: $(VENV)/ready-to-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/ready-to-test
+	$(BIN)/mypy --strict -p emulator
+
+layers: $(VENV)/ready-to-test
+	$(BIN)/lint-imports --no-cache
+
+pytest: $(VENV)/ready-to-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# Records both shipped traces again (torch; about two minutes).
+traces: $(VENV)/ready-to-test
+	$(BIN)/emu record -o traces/llama.json --world 64 workloads/llama.py --model 8b --fsdp 8 --tp 8
+	OMP_NUM_THREADS=1 $(BIN)/emu record -o traces/llama-tiny-fsdp4.json --nproc 4 --with-state workloads/llama.py --model tiny --fsdp 4
+
+bench: $(VENV)/ready-to-test
+	$(BIN)/python benchmarks/main_job.py
+	$(BIN)/python benchmarks/solver.py
+
+$(VENV)/bin/python:
+	@command -v git >/dev/null || { echo "make: git is missing (Debian: apt-get install git)" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is missing (Debian: apt-get install python3 python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Python 3.11 or newer is needed; name one with PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: Python's venv module is missing (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/ready-to-run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing emu into $(VENV) (once)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/ready-to-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing emu, torch and the test tools into $(VENV) (once)"
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/ready-to-run
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
