@@ -1,0 +1,111 @@
+"""Ring algorithms: everyone passes chunks to the next member.
+
+All-gather and reduce-scatter take ``(n-1)a + (n-1)/n S/B``, all-reduce (reduce-scatter, then all-gather) twice that
+(Thakur, Rabenseifner, Gropp 2005). Sends are pipelined, so the latency of one round is the largest sum of n-1
+consecutive edges. The functions work on several rings side by side, which the hierarchical algorithms use.
+
+Broadcast and reduce run along the ring from (to) the root, cut into thin pieces that follow each other, as NCCL does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from emulator.network.collectives.schedule import Case, Phase, Step
+from emulator.network.maxmin import Floats, Ints
+
+# Pieces per hop of a broadcast. The phase is the limit of thin pieces; with these, filling the pipe adds 1/32 at most.
+PIECES_PER_HOP = 32
+
+
+def pass_around(rings: Ints, owned: Ints, *, reduce: bool) -> Iterator[Step]:
+    """All-gather (or reduce-scatter) on several rings at once, m-1 steps.
+
+    ``rings`` i64[r, m]: members in ring order. ``owned`` i64[r, m, w]: the w chunks that each place has at the start
+    (all-gather) or at the end (reduce-scatter).
+    """
+    places, width = rings.shape[1], owned.shape[2]
+    src = np.repeat(rings.ravel(), width)
+    dst = np.repeat(np.roll(rings, -1, axis=1).ravel(), width)
+    for step in range(places - 1):
+        yield Step(src, dst, np.roll(owned, step + reduce, axis=1).ravel(), reduce)
+
+
+def ring_phase(rings: Ints, fraction: float, times: int = 1) -> tuple[Phase, ...]:
+    """The rounds of several rings side by side as one phase: ``fraction`` of S crosses every edge."""
+    places = rings.shape[1]
+    if places == 1:
+        return ()
+    flows = np.full(rings.size, fraction)
+    return (Phase(rings.ravel(), np.roll(rings, -1, axis=1).ravel(), flows, places - 1, places, times),)
+
+
+def _flat(case: Case) -> tuple[Ints, Ints]:
+    ring = case.order[np.newaxis, :]
+    return ring, ring[:, :, np.newaxis]
+
+
+def all_gather(case: Case) -> Iterator[Step]:
+    """Chunk i starts at member i and goes once around."""
+    yield from pass_around(*_flat(case), reduce=False)
+
+
+def reduce_scatter(case: Case) -> Iterator[Step]:
+    """Chunk i goes once around, is added to at every member, and ends at member i."""
+    yield from pass_around(*_flat(case), reduce=True)
+
+
+def all_reduce(case: Case) -> Iterator[Step]:
+    """Reduce-scatter, then all-gather."""
+    yield from reduce_scatter(case)
+    yield from all_gather(case)
+
+
+def once_around(case: Case) -> tuple[Phase, ...]:
+    """Phases of all-gather and reduce-scatter."""
+    return ring_phase(case.order[np.newaxis, :], (case.n - 1) / case.n)
+
+
+def twice_around(case: Case) -> tuple[Phase, ...]:
+    """Phases of all-reduce."""
+    return ring_phase(case.order[np.newaxis, :], 2 * (case.n - 1) / case.n, times=2)
+
+
+def pieces(case: Case) -> Floats:
+    """Chunks of a broadcast or reduce along the ring."""
+    count = PIECES_PER_HOP * max(case.n - 1, 1)
+    return np.full(count, 1.0 / count)
+
+
+def _along(case: Case, chain: Ints, *, reduce: bool) -> Iterator[Step]:
+    hops, count = case.n - 1, len(pieces(case))
+    for step in range(count + hops - 1 if hops else 0):
+        hop = np.arange(max(0, step - count + 1), min(hops, step + 1))
+        yield Step(chain[hop], chain[hop + 1], step - hop, reduce)
+
+
+def broadcast(case: Case) -> Iterator[Step]:
+    """Pieces run from the root along the ring, one behind the other."""
+    yield from _along(case, case.order_from_root, reduce=False)
+
+
+def reduce(case: Case) -> Iterator[Step]:
+    """Pieces run along the ring to the root and are added to at every member."""
+    yield from _along(case, case.order_from_root[::-1], reduce=True)
+
+
+def _chain_phase(chain: Ints) -> tuple[Phase, ...]:
+    hops = len(chain) - 1
+    return (Phase(chain[:-1], chain[1:], np.ones(hops), hops, hops),) if hops else ()
+
+
+def broadcast_phases(case: Case) -> tuple[Phase, ...]:
+    """S over every hop, latencies of all hops in a row."""
+    return _chain_phase(case.order_from_root)
+
+
+def reduce_phases(case: Case) -> tuple[Phase, ...]:
+    """S over every hop, latencies of all hops in a row."""
+    return _chain_phase(case.order_from_root[::-1])
