@@ -1,0 +1,227 @@
+"""The result format ``emu-result/1``: what a replay found, kept in columns.
+
+A result is self-contained: report, view and export read it and nothing else. Ranks that did the same thing at the same
+times form a *class*; all columns are per class. Times are in seconds from the start of the step.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA = "emu-result/1"
+
+HELD_BY_START = -1  # nothing held the op: it began with the step
+HELD_BY_HOST = -2  # the op waited for the host to issue it
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Labels(msgspec.Struct):
+    """A column of text, dictionary encoded: row i reads ``values[codes[i]]``."""
+
+    values: list[str]
+    codes: Ints
+
+    def __getitem__(self, row: int) -> str:
+        return self.values[int(self.codes[row])]
+
+
+class OpTable(msgspec.Struct):
+    """The ops of one program after lowering, one row per execution, in issue order.
+
+    ``kind`` is compute, collective, send, recv, wait, host_sync, alloc or free; ``time_source`` is measured, modelled,
+    scaled or none. Tags that an op does not have are "" or -1. ``deps`` lists rows (CSR: row i has
+    ``deps[deps_ptr[i]:deps_ptr[i+1]]``); earlier ops on the same stream are implied and not listed.
+    """
+
+    name: Labels
+    kind: Labels
+    op_class: Labels
+    stream: Labels
+    phase: Labels
+    module: Labels
+    group: Labels
+    collective: Labels
+    algorithm: Labels
+    time_source: Labels
+    layer: Ints
+    microbatch: Ints
+    stage: Ints
+    bytes: Ints
+    flops: Floats
+    peer: Labels
+    deps_ptr: Ints
+    deps: Ints
+
+
+class Timeline(msgspec.Struct):
+    """When the ops of one stream of one rank class ran; columns are aligned, in order of start.
+
+    ``op`` is a row of the class's op table. ``ready``: the op's dependencies were done and the host had issued it.
+    ``start``: it also had the stream to itself (a communication op is *posted* then). ``transfer_start``: its last
+    participant had arrived (nan for ops without participants). ``held_by``: the row whose end it waited for last, or
+    HELD_BY_START or HELD_BY_HOST. ``arrived_last``: the class of the participant that arrived last (-1: not a
+    communication op).
+    """
+
+    rank_class: int
+    stream: str
+    op: Ints
+    ready: Floats
+    start: Floats
+    transfer_start: Floats
+    end: Floats
+    held_by: Ints
+    arrived_last: Ints
+
+
+class Partition(msgspec.Struct):
+    """Where the step of one rank went (definitions in docs/report.md): the parts add up to the step."""
+
+    compute_seconds: float
+    exposed_transfer_seconds: float
+    exposed_wait_seconds: float
+    host_seconds: float
+    idle_before_seconds: float
+    idle_after_seconds: float
+    idle_dependency_seconds: float
+    hidden_transfer_seconds: float
+    hidden_wait_seconds: float
+    communication_seconds: float
+    overlap: float | None  # hidden transfer / all transfer; None without any
+    sum_minus_step_seconds: float
+
+
+class RankClass(msgspec.Struct):
+    """Ranks that share one history. ``ranks`` is written as ranges ("0-7,16"); ``program`` is an op table."""
+
+    rank_class: int
+    count: int
+    ranks: str
+    program: int
+    flops: float
+    partition: Partition | None = None
+    bubble_seconds: float | None = None  # pipeline ranks only
+
+
+class CollectiveUse(msgspec.Struct):
+    """All executions of one kind of communication in one group, on one rank class, of one size.
+
+    ``seconds`` is the mean from last arrival to end, ``alone_seconds`` the same algorithm on the idle topology.
+    """
+
+    collective: str
+    group: str
+    group_size: int
+    rank_class: int
+    count: int
+    bytes: int
+    dtype: str
+    algorithm: str
+    seconds: float
+    alone_seconds: float
+    wait_seconds: float
+    algbw_bytes_per_second: float | None
+    busbw_bytes_per_second: float | None
+    congestion: float | None
+
+
+class LinkUse(msgspec.Struct):
+    """What one link (or ``count`` links with the same history) carried."""
+
+    link: str
+    level: str
+    count: int
+    capacity_bytes_per_second: float
+    bytes: float
+    utilisation: float  # of capacity x step
+    groups: list[str]
+
+
+class TraceInfo(msgspec.Struct):
+    """What the trace says of itself."""
+
+    file: str
+    model: str
+    parallel: dict[str, int] | str
+    dtype: str
+    source: str
+    params: float
+    tokens_per_step: float
+    model_flops: float
+    model_flops_note: str
+    mesh_axes: list[str]
+    mesh_shape: list[int]
+
+
+class TopologyInfo(msgspec.Struct):
+    """What the job ran on, and what the preset built for it."""
+
+    name: str
+    built: str
+    accelerators: int
+    links: int
+    links_carrying_traffic: int
+    routing: str
+    overrides: dict[str, str]
+
+
+class DeviceInfo(msgspec.Struct):
+    """Which device model timed the compute, and whether its figures are sustained or burst."""
+
+    name: str
+    peak_flops: float
+    peak_dtype: str
+    memory_bytes: float
+    model: str
+    lowering: str
+    kernels_recorded: int
+    kernels_timed: int
+
+
+class Folding(msgspec.Struct):
+    """How many classes stand for how many ranks, and what broke the symmetry."""
+
+    enabled: bool
+    rank_classes: int
+    ranks: int
+    group_classes: int
+    groups: int
+    link_classes: int
+    links: int
+    rounds: int
+    op_executions: int
+    op_executions_represented: int
+
+
+class Engine(msgspec.Struct):
+    """How the answer was found; the only part that differs between identical runs."""
+
+    events: int = 0
+    solves: int = 0
+    cpu_seconds: float = 0.0
+
+
+class Result(msgspec.Struct, tag_field="schema", tag=SCHEMA):
+    """One replay. ``timeline_file`` is set by the writer where the columns lie in a file beside the JSON."""
+
+    step_seconds: float
+    world_size: int
+    trace: TraceInfo
+    topology: TopologyInfo
+    device: DeviceInfo
+    time_sources: dict[str, int]
+    ranks: list[RankClass]
+    collectives: list[CollectiveUse]
+    links: list[LinkUse]
+    folding: Folding
+    programs: list[OpTable]
+    timeline: list[Timeline]
+    warnings: list[str]
+    engine: Engine = msgspec.field(default_factory=Engine)
+    mfu: float | None = None
+    tokens_per_second: float | None = None
+    timeline_file: str | None = None

@@ -1,0 +1,141 @@
+"""Results are written and read back unchanged, small ones as JSON, long ones with their columns beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from made_results import fsdp_result, pipeline_result
+
+from emulator.errors import InputError
+from emulator.result import io
+from emulator.result.schema import Result
+
+
+@pytest.fixture(params=[fsdp_result, pipeline_result])
+def found(request: pytest.FixtureRequest) -> Result:
+    return request.param()  # type: ignore[no-any-return]
+
+
+def test_written_and_read_back(found: Result, tmp_path: Path) -> None:
+    io.write(found, tmp_path / "r.json")
+    again = io.read(tmp_path / "r.json")
+    assert io.encode(again) == io.encode(found)
+    assert np.isnan(again.timeline[0].transfer_start).any() == np.isnan(found.timeline[0].transfer_start).any()
+    assert again.timeline[0].op.dtype == np.int64 and again.timeline[0].end.dtype == np.float64
+    assert os.listdir(tmp_path) == ["r.json"]
+
+
+def test_schema_is_the_first_key_and_keys_carry_units(found: Result) -> None:
+    document = json.loads(io.encode(found))
+    assert next(iter(document)) == "schema"
+    assert document["schema"] == "emu-result/1"
+    assert {"step_seconds", "world_size", "time_sources", "ranks", "collectives", "links", "folding", "timeline",
+            "warnings", "engine"} <= set(document)  # fmt: skip
+    assert "NaN" not in io.encode(found).decode()
+
+
+def test_two_writes_give_the_same_bytes(found: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(io, "INLINE_LIMIT_BYTES", 10)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        io.write(found, tmp_path / name / "r.json.gz")
+    for name in ("r.json.gz", "r.json.gz.spans.npz"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_long_columns_go_beside_the_file(found: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline = len(msgspec.json.encode([found.programs, found.timeline], enc_hook=io._as_list))
+    for limit, files in ((inline, ["r.json"]), (inline - 1, ["r.json", "r.json.spans.npz"]), (9, None)):
+        monkeypatch.setattr(io, "INLINE_LIMIT_BYTES", limit)
+        io.write(found, tmp_path / "r.json")
+        assert files is None or sorted(os.listdir(tmp_path)) == files
+        assert io.encode(io.read(tmp_path / "r.json")) == io.encode(found)
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["timeline_file"] == "r.json.spans.npz"
+    columns = np.load(tmp_path / "r.json.spans.npz")
+    assert (columns[document["timeline"][0]["end"]] == found.timeline[0].end).all()
+
+
+def test_stdout_gets_one_document(found: Result, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(io, "INLINE_LIMIT_BYTES", 10)
+    io.write(found, "-")
+    text = capsys.readouterr().out
+    assert json.loads(text)["timeline_file"] is None
+    assert text.endswith("}\n") and text.count("\n") == 1
+
+
+def test_nothing_is_left_of_a_failed_write(found: Result, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        io.write(found, tmp_path / "missing" / "r.json")
+    assert os.listdir(tmp_path) == []
+
+
+def changed(**keys: Any) -> bytes:
+    return json.dumps({**json.loads(io.encode(fsdp_result())), **keys}).encode()
+
+
+def column(field: str, change: Any) -> bytes:
+    document = json.loads(io.encode(fsdp_result()))
+    document["timeline"][0][field] = change(document["timeline"][0][field])
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(("data", "place", "reason"), [
+    (b"", "", "empty"),
+    (b"\x80\x02\x00", "", "not valid"),
+    (b'{"schema": "emu-res', "", "not valid JSON"),
+    (b"[]", "", "expected `object`"),
+    (b"{}", "", 'there is no "schema" key'),
+    (b'{"schema": "emu-trace/1"}', "", "schema is 'emu-trace/1'"),
+    (b'{"schema": "emu-result/2"}', "", "schema is 'emu-result/2'"),
+    (b'{"schema": "emu-result/1"}', "", "missing required field `step_seconds`"),
+    (b"\x1f\x8b\x08nonsense", "", "damaged or cut"),
+    (changed(step_seconds="fast"), "step_seconds", "expected `float`"),
+    (changed(step_seconds=None), "step_seconds", "expected `float`"),
+    (changed(step_seconds=-1.0), "step_seconds", "not a time"),
+    (changed(ranks=[]), "timeline[0].rank_class", "0 is not one of the 0"),
+    (changed(programs=[]), "ranks[0].program", "0 is not one of the 0"),
+    (column("end", lambda c: c[1:]), "timeline[0].end", "values where"),
+    (column("end", lambda c: [None, *c[1:]]), "timeline[0].end", "missing"),
+    (column("end", lambda c: [-1, *c[1:]]), "timeline[0].end", "ends before it starts"),
+    (column("end", lambda c: ["x", *c[1:]]), "timeline[0].end", "could not convert"),
+    (column("end", lambda c: [c]), "timeline[0].end", "flat list"),
+    (column("end", lambda c: 7), "timeline[0].end", "list of numbers"),
+    (column("op", lambda c: [99, *c[1:]]), "timeline[0].op", "99 is not one of the"),
+])  # fmt: skip
+def test_bad_files(tmp_path: Path, data: bytes, place: str, reason: str) -> None:
+    (tmp_path / "r.json").write_bytes(data)
+    with pytest.raises(InputError) as caught:
+        io.read(tmp_path / "r.json")
+    assert caught.value.source == str(tmp_path / "r.json")
+    assert caught.value.place == place
+    assert reason in caught.value.reason
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["missing", "binary", "cut", "foreign"])
+def test_bad_columns_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    monkeypatch.setattr(io, "INLINE_LIMIT_BYTES", 10)
+    io.write(fsdp_result(), tmp_path / "r.json")
+    beside = tmp_path / "r.json.spans.npz"
+    whole = beside.read_bytes()
+    beside.unlink()
+    if damage == "foreign":
+        np.savez(beside, a=np.arange(3))
+    elif damage != "missing":
+        beside.write_bytes(b"\x80junk" if damage == "binary" else whole[: len(whole) // 2])
+    with pytest.raises(InputError) as caught:
+        io.read(tmp_path / "r.json")
+    assert "r.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, "is a folder"), (tmp_path / "no.json", "no such file")):
+        with pytest.raises(InputError, match=reason):
+            io.read(path)
