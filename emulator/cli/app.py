@@ -1,0 +1,78 @@
+"""The ``emu`` command: its subcommands, and the one place where errors become lines and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from emulator import __version__
+from emulator.cli import record, report, run, topo, trace, view
+from emulator.errors import EmuError
+
+# What typer raises for a wrong command line; its base is the same class whichever click typer brings along.
+_UsageError = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="emu",
+    help="What would my torch training job do on a cluster I do not have?\n\n"
+    "Record a job on a CPU (`emu record`), replay it on a fabric (`emu run`), look at it (`emu view`).\n\n"
+    "First try:  emu run --topo fattree --trace llama.json",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+app.command("run")(run.run)
+app.command("record", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(record.record)
+app.command("view")(view.view)
+app.command("report")(report.report)
+app.add_typer(topo.app, name="topo")
+app.add_typer(trace.app, name="trace")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"emu {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code: 0 done, 1 the answer is no, 2 wrong input."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a name that the terminal's encoding lacks is no reason to fail
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except EmuError as error:
+        _say(str(error), error.remedy)
+        code = error.exit_code
+    except _UsageError as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "emu"
+        _say(error.format_message(), f"`{path} --help` shows what it takes")  # type: ignore[attr-defined]
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted; nothing was written", "")
+        code = 130
+    except BrokenPipeError:  # the reader (`| head`) has gone: nothing more to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(reason: str, remedy: str) -> None:
+    print("emu: " + " ".join(reason.split()), file=sys.stderr)
+    if remedy:
+        print("     " + remedy, file=sys.stderr)

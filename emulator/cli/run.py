@@ -1,0 +1,62 @@
+"""``emu run``: replay a trace on a topology."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emulator.cli.options import console, parse_overrides, progress
+from emulator.files import check_writable
+
+
+def run(
+    trace: Annotated[
+        str, typer.Option("--trace", "-t", help="Trace: a file, or the name of a shipped one (llama.json).")
+    ],
+    topo: Annotated[str, typer.Option("--topo", help="Topology: a preset (`emu topo list`) or a file.")] = "fattree",
+    device: Annotated[str | None, typer.Option(help="Accelerator that computes; default: the topology's.")] = None,
+    algo: Annotated[
+        str,
+        typer.Option(help="Collective algorithms: `ring`, or `all_reduce=ring,all_to_all=pairwise`; default: auto."),
+    ] = "",
+    lower: Annotated[
+        str | None, typer.Option(help="How kernels are timed: `eager` as recorded, `compile` fused. Default: compile.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the topology; repeatable.")
+    ] = None,
+    json: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the result (emu-result/1); `-` prints it and nothing else."),
+    ] = None,
+    no_fold: Annotated[
+        bool, typer.Option("--no-fold", help="Simulate every rank, not classes of equal ranks.")
+    ] = False,
+    width: Annotated[int | None, typer.Option(help="Columns of the report; default: the terminal's.")] = None,
+) -> None:
+    """Replay one step of a recorded job on a topology and report where the time goes.
+
+    Example: emu run --topo torus --trace llama.json --json result.json
+    """
+    if json not in (None, "-"):
+        check_writable(Path(json))
+    overrides = parse_overrides(settings or [])
+    from emulator.api import run as replay  # noqa: PLC0415  (heavy: only when there is work)
+    from emulator.result.io import write  # noqa: PLC0415
+
+    with progress("replaying") as show:
+        result = replay(
+            trace, topo, device=device, algorithms=algo, lowering=lower, overrides=overrides, folding=not no_fold,
+            progress=show,
+        )  # fmt: skip
+    if json is not None:
+        write(result, json)
+    if json != "-":
+        from emulator.report.summary import render  # noqa: PLC0415
+
+        out = console(width)
+        out.print(render(result, width=out.width))
+        if json is None:
+            print("\nKeep it with --json FILE, then `emu view FILE --plain` shows the timeline.")

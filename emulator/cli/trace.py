@@ -1,0 +1,46 @@
+"""``emu trace``: what is in a trace, and is it sound."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from emulator import assets
+from emulator.errors import AnswerIsNo
+
+app = typer.Typer(
+    help="Look into traces: `info` says what one holds, `check` whether its ranks fit together.",
+    no_args_is_help=True, rich_markup_mode=None,
+)  # fmt: skip
+_TRACE = typer.Argument(metavar="TRACE", help="A trace file, or the name of a shipped one.")
+_LISTED = 50
+
+
+@app.command("info")
+def info(trace: Annotated[str, _TRACE]) -> None:
+    """Say what a trace holds: job, mesh, ops, communication, and what the recorder could not carry."""
+    from emulator.cli.options import console  # noqa: PLC0415
+    from emulator.report.trace_info import render  # noqa: PLC0415
+    from emulator.trace.check import load  # noqa: PLC0415
+    from emulator.trace.io import SUFFIXES  # noqa: PLC0415
+
+    path = assets.find("traces", trace, SUFFIXES)
+    out = console()
+    out.print(render(load(path), path.name, out.width))
+
+
+@app.command("check")
+def check(trace: Annotated[str, _TRACE]) -> None:
+    """List every fault of a trace; exit code 1 if there is one, 2 if the file is no trace at all."""
+    from emulator.trace.check import faults  # noqa: PLC0415
+    from emulator.trace.io import SUFFIXES, read  # noqa: PLC0415
+
+    path = assets.find("traces", trace, SUFFIXES)
+    found = list(faults(read(path), str(path)))
+    for fault in found[:_LISTED]:
+        print(f"{path}: {fault.place}: {fault.reason}")
+    if found:
+        more = f" ({len(found) - _LISTED} more than shown)" if len(found) > _LISTED else ""
+        raise AnswerIsNo(f"{len(found)} faults{more}", source=str(path))
+    print(f"{path}: no faults")

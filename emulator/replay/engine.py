@@ -1,0 +1,330 @@
+"""The engine: runs the tables on a SimPy clock.
+
+One SimPy process per node is its host, which issues ops and waits in host_syncs. Streams are not processes: a queue
+starts its next item when the one before has ended and the item's dependencies are done. A communication item arrives
+at its groups; the last arrival starts the transfer, phase by phase. The engine keeps plain lists and numbers in the
+hot path and makes no object per op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulator.network.clock import Clock
+from emulator.network.fluid import Network, Route, mark_private
+from emulator.replay.deadlock import explain
+from emulator.replay.programs import HOST, Items
+from emulator.replay.tables import Tables
+from emulator.replay.variants import Variant
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_PROGRESS_EVERY = 20_000
+
+
+@dataclass(frozen=True)
+class NodeTimes:
+    """When the items and messages of one node ran: seconds from the start of the step.
+
+    ``item_start``/``item_end`` by item; ``transfer_start``, ``message_end`` and ``arrived_last`` (the node that came
+    last) by message.
+    """
+
+    item_start: Floats
+    item_end: Floats
+    transfer_start: Floats
+    message_end: Floats
+    arrived_last: Ints
+
+
+@dataclass(frozen=True)
+class Run:
+    """Times of all nodes, bytes carried per link of the tables, and how much work it was."""
+
+    nodes: list[NodeTimes]
+    link_bytes: Floats
+    executions: int
+    events: int
+    solves: int
+
+
+@dataclass(frozen=True)
+class ReadyPhase:
+    """A phase of a group, ready to run."""
+
+    route: Route
+    amount: float
+    latency: float
+
+
+class Group:
+    """One group while the replay runs: who has arrived for the collective it is at."""
+
+    __slots__ = ("arrived", "engine", "need", "uses")
+
+    def __init__(self, engine: Engine, need: int, uses: dict[int, tuple[ReadyPhase, ...]]) -> None:
+        self.engine = engine
+        self.need = need
+        self.uses = uses
+        self.arrived: list[tuple[Node, int, int]] = []
+
+    def arrive(self, node: Node, item: int, message: int, use: int) -> None:
+        """A member's message is posted; the last one starts the transfer."""
+        arrived = self.arrived
+        arrived.append((node, item, message))
+        if len(arrived) < self.need:
+            return
+        self.arrived = []
+        now = self.engine.clock._now
+        for member, _, posted in arrived:
+            member.transfer_start[posted] = now
+            member.arrived_last[posted] = node.index
+        self.engine.transfer(self.uses[use], 0, arrived)
+
+
+class Node:
+    """One rank, or a class of ranks, while the replay runs."""
+
+    __slots__ = (
+        "arrived_last",
+        "done",
+        "epoch",
+        "epoch_start",
+        "groups",
+        "index",
+        "issue",
+        "item_end",
+        "item_start",
+        "items",
+        "message_end",
+        "open_messages",
+        "position",
+        "seconds",
+        "sync_done",
+        "transfer_start",
+        "use",
+        "waiting",
+    )
+
+    def __init__(self, index: int, items: Items, variant: Variant, groups: list[Group]) -> None:
+        count, messages = len(items), len(items.messages)
+        self.index = index
+        self.items = items
+        self.seconds = variant.item_seconds
+        self.issue = variant.item_issue
+        self.use = variant.message_use
+        self.groups = [groups[slot] for slot in items.message_slot]
+        self.position = [0] * len(items.queues)
+        self.done = bytearray(count)
+        self.waiting: dict[int, list[int]] = {}
+        self.epoch = 0
+        self.epoch_start = 0.0
+        self.sync_done: Callable[[], None] | None = None
+        self.open_messages = [len(m) for m in items.item_messages]
+        self.item_start = [np.nan] * count
+        self.item_end = [np.nan] * count
+        self.transfer_start = [np.nan] * messages
+        self.message_end = [np.nan] * messages
+        self.arrived_last = [-1] * messages
+
+
+class Engine:
+    """Runs tables to the end. ``progress(done, total)`` in items is called now and then."""
+
+    def __init__(self, tables: Tables, progress: Callable[[int, int], None] | None = None) -> None:
+        self.clock = Clock()
+        self.network = Network(self.clock, tables.capacity)
+        self.tables = tables
+        self.progress = progress
+        self.finished = 0
+        self.ready: list[tuple[Node, int]] = []
+        self.draining = False
+        groups = self._groups()
+        slots = tables.node_slots.tolist()
+        ptr = tables.node_slot_ptr.tolist()
+        self.nodes = []
+        for i, v in enumerate(tables.node_variant.tolist()):
+            variant = tables.variants.variants[v]
+            mine = [groups[g] for g in slots[ptr[i] : ptr[i + 1]]]
+            self.nodes.append(Node(i, tables.variants.items[variant.program], variant, mine))
+        self.total = sum(len(node.items) for node in self.nodes)
+
+    def _groups(self) -> list[Group]:
+        tables, network = self.tables, self.network
+        ptr = tables.phase_ptr.tolist()
+        link, weight = tables.phase_link.tolist(), tables.phase_weight.tolist()
+        routes = [network.route(link[a:b], weight[a:b]) for a, b in pairwise(ptr)]
+        start = tables.phase_start.tolist()
+        owner = np.repeat(np.arange(len(tables.group_kind)), np.diff(tables.phase_start)).tolist()
+        mark_private(zip(routes, owner, strict=True))
+        latency = tables.phase_latency.tolist()
+        groups = []
+        for g, (kind, need) in enumerate(zip(tables.group_kind.tolist(), tables.group_need.tolist(), strict=True)):
+            base = start[g]
+            uses = {
+                use: tuple(ReadyPhase(routes[base + p], amount, latency[base + p]) for p, amount in plan.phases)
+                for use, plan in tables.kinds[kind].plans.items()
+            }
+            groups.append(Group(self, need, uses))
+        return groups
+
+    def run(self) -> Run:
+        """Run to the end. Raises AnswerIsNo, naming who waits for whom, if the replay cannot go on."""
+        for node in self.nodes:
+            self.clock.process(self._host(node))
+        self.clock.run()
+        if self.finished < self.total:
+            raise explain(self.nodes, self.tables.node_name)
+        return Run(
+            nodes=[_times(node) for node in self.nodes],
+            link_bytes=self.network.link_bytes(),
+            executions=sum(len(node.items.source) for node in self.nodes),
+            events=self.clock.events,
+            solves=self.network.counters.solves,
+        )
+
+    # -- hosts
+
+    def _host(self, node: Node) -> Generator[object, object, None]:
+        """The host of a node: issues everything up to its next host_sync, holds there, goes on."""
+        syncs = [i for i, queue in enumerate(node.items.queue) if queue == HOST]
+        for sync in syncs:
+            self._issue(node)
+            if node.issue is not None:
+                yield self.clock.timeout(node.epoch_start + node.issue[sync] - self.clock.now)
+            for dep in node.items.deps[sync]:
+                if not node.done[dep]:
+                    event = self.clock.event()
+                    node.waiting.setdefault(dep, []).append(HOST)
+                    node.sync_done = partial(event.succeed)
+                    yield event
+            node.item_start[sync] = node.item_end[sync] = self.clock.now
+            node.done[sync] = 1
+            node.epoch += 1
+            node.epoch_start = self.clock.now
+            self.finished += 1
+        self._issue(node)
+
+    def _issue(self, node: Node) -> None:
+        self.ready.extend((node, queue) for queue in range(len(node.position)))
+        self._drain()
+
+    # -- queues
+
+    def _drain(self) -> None:
+        """Advance every queue that may be able to; a loop instead of recursion, for chains of any length."""
+        if self.draining:
+            return
+        self.draining = True
+        ready = self.ready
+        while ready:
+            node, queue = ready.pop()
+            self._advance(node, queue)
+        self.draining = False
+
+    def _advance(self, node: Node, queue: int) -> None:
+        items = node.items
+        listed = items.queue_items[queue]
+        position = node.position[queue]
+        if position == len(listed):
+            return
+        item = listed[position]
+        now = self.clock._now
+        if node.item_start[item] == node.item_start[item]:  # not nan: it runs
+            return
+        if items.epoch[item] > node.epoch:  # the host waits in a host_sync before it
+            return
+        if node.issue is not None and items.epoch[item] == node.epoch:
+            issue = node.epoch_start + node.issue[item]
+            if issue > now:
+                self.clock.call_at(issue, lambda _: self._wake(node, queue))
+                return
+        done = node.done
+        for dep in items.deps[item]:
+            if not done[dep]:
+                node.waiting.setdefault(dep, []).append(queue)
+                return
+        node.item_start[item] = now
+        messages = items.item_messages[item]
+        if messages:
+            for message in messages:
+                node.groups[message].arrive(node, item, message, node.use[message])
+            return
+        seconds = node.seconds[item]
+        if seconds > 0:
+            self.clock.call_at(now + seconds, lambda _: self._complete(node, item, queue))
+        else:
+            self._finish(node, item, queue)
+
+    def _wake(self, node: Node, queue: int) -> None:
+        self.ready.append((node, queue))
+        self._drain()
+
+    def _complete(self, node: Node, item: int, queue: int) -> None:
+        self._finish(node, item, queue)
+        self._drain()
+
+    def _finish(self, node: Node, item: int, queue: int) -> None:
+        node.item_end[item] = self.clock._now
+        node.done[item] = 1
+        node.position[queue] += 1
+        self.finished += 1
+        if self.progress is not None and self.finished % _PROGRESS_EVERY == 0:
+            self.progress(self.finished, self.total)
+        ready = self.ready
+        waiting = node.waiting.pop(item, None)
+        if waiting is not None:
+            for other in waiting:
+                if other == HOST:
+                    assert node.sync_done is not None
+                    node.sync_done()
+                else:
+                    ready.append((node, other))
+        ready.append((node, queue))
+
+    # -- transfers
+
+    def transfer(self, phases: tuple[ReadyPhase, ...], at: int, members: list[tuple[Node, int, int]]) -> None:
+        """Run phase ``at`` and those after it, then end the message for all members."""
+        if at == len(phases):
+            self._end_messages(members)
+            return
+        phase = phases[at]
+        after = partial(self.transfer, phases, at + 1, members)
+        route = phase.route
+        if route.private or not route.links:
+            seconds = phase.latency
+            if route.links:
+                seconds += phase.amount / route.rate_alone
+                route.carried += phase.amount
+            self.clock.call_at(self.clock._now + seconds, lambda _: after())
+        elif phase.latency > 0:
+            start = partial(self.network.start, route, phase.amount, after)
+            self.clock.call_at(self.clock._now + phase.latency, lambda _: start())
+        else:
+            self.network.start(route, phase.amount, after)
+
+    def _end_messages(self, members: list[tuple[Node, int, int]]) -> None:
+        now = self.clock._now
+        for node, item, message in members:
+            node.message_end[message] = now
+            node.open_messages[item] -= 1
+            if node.open_messages[item] == 0:
+                self._finish(node, item, node.items.queue[item])
+        self._drain()
+
+
+def _times(node: Node) -> NodeTimes:
+    return NodeTimes(
+        item_start=np.array(node.item_start),
+        item_end=np.array(node.item_end),
+        transfer_start=np.array(node.transfer_start),
+        message_end=np.array(node.message_end),
+        arrived_last=np.array(node.arrived_last, dtype=np.int64),
+    )

@@ -1,0 +1,255 @@
+"""Folding: ranks, groups and links that must behave alike become one class each; the engine runs the classes.
+
+Colour refinement finds the coarsest partition in which every member of a class sees the same colours around it. On
+such an *equitable* partition the quotient obeys the very equations of the whole, so folded and whole runs agree
+exactly, not approximately (docs/model.md has the argument; for linear programs see Grohe, Kersting, Mladenov,
+Selman, "Dimension Reduction via Colour Refinement", ESA 2014). Colours are 64-bit hashes; hashes are not proof, so
+the final partition is checked for equitability before it is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulator.replay.tables import Tables
+
+Ints = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+# Equal weights reached by different orders of addition differ in the last bits; labels compare 12 digits.
+_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Class of every rank, group and link, and the tables of the quotient."""
+
+    node_class: Ints
+    group_class: Ints
+    link_class: Ints
+    rounds: int
+    tables: Tables
+
+
+def fold(tables: Tables) -> Fold:
+    """Fold tables. If the check of the final partition fails (a hash collision), nothing is folded."""
+    nodes, groups, links, rounds = _refine(tables)
+    if not _equitable(tables, nodes, groups, links):
+        nodes = np.arange(len(tables.node_variant))
+        groups = np.arange(len(tables.group_kind))
+        links = np.arange(len(tables.capacity))
+    nodes, groups, links = (_by_first_member(classes) for classes in (nodes, groups, links))
+    return Fold(nodes, groups, links, rounds, _quotient(tables, nodes, groups, links))
+
+
+def whole(tables: Tables) -> Fold:
+    """No folding: every rank, group and link is its own class, the tables run as they are."""
+    identity = (np.arange(len(column)) for column in (tables.node_variant, tables.group_kind, tables.capacity))
+    nodes, groups, links = identity
+    return Fold(nodes, groups, links, 0, tables)
+
+
+def _mix(x: Hashes) -> Hashes:
+    """Finaliser of splitmix64 (Steele, Lea, Flood 2014): a bijection on 64 bits that spreads every bit."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _ranked(*columns: NDArray[np.generic]) -> Ints:
+    """Rows of equal content get equal numbers 0, 1, 2, ..."""
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        _, codes = np.unique(column, return_inverse=True)
+        pair = number * (int(codes.max(initial=0)) + 1) + codes.ravel()
+        _, number = np.unique(pair, return_inverse=True)
+        number = number.ravel()
+    return number
+
+
+def _signif(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``x`` rounded to 12 significant digits."""
+    scale = np.zeros_like(x)
+    nonzero = x != 0
+    scale[nonzero] = _DIGITS - 1 - np.floor(np.log10(np.abs(x[nonzero])))
+    power = 10.0**scale
+    return np.asarray(np.round(x * power) / power)
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """Edges sorted by both ends, so that a sum over neighbours is one reduceat."""
+
+    left: Ints
+    right: Ints
+    label: Hashes
+    by_right: Ints
+
+    @staticmethod
+    def of(left: Ints, right: Ints, label: Ints) -> _Edges:
+        order = np.argsort(left, kind="stable")
+        left, right = left[order], right[order]
+        return _Edges(left, right, _mix(label[order].astype(np.uint64)), np.argsort(right, kind="stable"))
+
+    def gather(self, colour: Hashes, size: int, to_right: bool) -> Hashes:
+        """Per receiving vertex the sum of hash(colour of the neighbour, label) over its edges."""
+        senders, receivers = (self.left, self.right) if to_right else (self.right, self.left)
+        terms = _mix(colour[senders] ^ self.label)
+        if to_right:
+            terms, receivers = terms[self.by_right], receivers[self.by_right]
+        out = np.zeros(size, dtype=np.uint64)
+        if len(terms):
+            starts = np.flatnonzero(np.concatenate([[True], receivers[1:] != receivers[:-1]]))
+            out[receivers[starts]] = np.add.reduceat(terms, starts)
+        return out
+
+
+def _slot_of_entry(tables: Tables) -> tuple[Ints, Ints]:
+    """For every entry of the rank-to-group table: its rank and its slot number."""
+    counts = np.diff(tables.node_slot_ptr)
+    node = np.repeat(np.arange(len(counts)), counts)
+    return node, np.arange(len(node)) - tables.node_slot_ptr[:-1][node]
+
+
+def _group_phase_of_entry(tables: Tables) -> tuple[Ints, Ints]:
+    """For every entry of the group-to-link table: its group and its phase there."""
+    phase_counts = np.diff(tables.phase_start)
+    group_of_phase = np.repeat(np.arange(len(phase_counts)), phase_counts)
+    entry_phase = np.repeat(np.arange(len(group_of_phase)), np.diff(tables.phase_ptr))
+    group = group_of_phase[entry_phase]
+    return group, entry_phase - tables.phase_start[:-1][group]
+
+
+def _latency_colour(tables: Tables) -> Ints:
+    """Groups with equal latencies in all phases get equal numbers."""
+    colour = np.zeros(len(tables.group_kind), dtype=np.int64)
+    counts = np.diff(tables.phase_start)
+    latency = _signif(tables.phase_latency)
+    for phase in range(int(counts.max(initial=0))):
+        has = counts > phase
+        column = np.full(len(colour), -1.0)
+        column[has] = latency[tables.phase_start[:-1][has] + phase]
+        colour = _ranked(colour, column)
+    return colour
+
+
+def _refine(tables: Tables) -> tuple[Ints, Ints, Ints, int]:
+    node, slot = _slot_of_entry(tables)
+    program_slot = _ranked(tables.node_variant[node], slot)
+    members = _Edges.of(node, tables.node_slots, program_slot)
+    group, phase = _group_phase_of_entry(tables)
+    carried = _Edges.of(
+        group, tables.phase_link, _ranked(tables.group_kind[group], phase, _signif(tables.phase_weight))
+    )
+    nodes = _ranked(tables.node_variant)
+    groups = _ranked(tables.group_kind, tables.group_need, _latency_colour(tables))
+    links = _ranked(_signif(tables.capacity))
+    counts = (-1, -1, -1)
+    rounds = 0
+    with np.errstate(over="ignore"):
+        while True:
+            found = tuple(int(c.max(initial=-1)) + 1 for c in (nodes, groups, links))
+            if found == counts:
+                return nodes, groups, links, rounds
+            counts = (found[0], found[1], found[2])
+            rounds += 1
+            a, b, c = (_mix(colour.astype(np.uint64) * np.uint64(4) + np.uint64(i)) for i, colour in
+                       enumerate((nodes, groups, links)))  # fmt: skip
+            nodes = _ranked(nodes, members.gather(b, len(a), to_right=False))
+            groups = _ranked(
+                groups, members.gather(a, len(b), to_right=True), carried.gather(c, len(b), to_right=False)
+            )
+            links = _ranked(links, carried.gather(b, len(c), to_right=True))
+
+
+def _equitable(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> bool:
+    """Does every member of a class see the same classes, through the same labels, with the same total weight?"""
+    node, slot = _slot_of_entry(tables)
+    slot_class = _ranked(nodes[node], slot)
+    seen = _ranked(slot_class, groups[tables.node_slots])
+    if int(seen.max(initial=-1)) != int(slot_class.max(initial=-1)):  # one slot, two classes of groups
+        return False
+    if not _even(groups, tables.node_slots, slot_class, np.ones(len(node))):
+        return False
+    group, phase = _group_phase_of_entry(tables)
+    through = _ranked(groups[group], phase)
+    return _even(links, tables.phase_link, through, tables.phase_weight) and _even(
+        groups, group, _ranked(links[tables.phase_link], phase), tables.phase_weight
+    )
+
+
+def _even(classes: Ints, owner: Ints, label: Ints, weight: NDArray[np.float64]) -> bool:
+    """All owners of one class have the same total weight for each label."""
+    if not len(owner):
+        return True
+    labels = int(label.max()) + 1
+    pair, inverse = np.unique(owner * labels + label, return_inverse=True)
+    total = np.bincount(inverse.ravel(), weight)
+    kind = classes[pair // labels] * labels + pair % labels
+    kinds, inverse = np.unique(kind, return_inverse=True)
+    inverse = inverse.ravel()
+    size = np.bincount(classes)
+    if not np.array_equal(np.bincount(inverse), size[kinds // labels]):
+        return False
+    low = np.full(len(kinds), np.inf)
+    high = np.zeros(len(kinds))
+    np.minimum.at(low, inverse, total)
+    np.maximum.at(high, inverse, total)
+    return bool((high - low <= 1e-9 * high).all())
+
+
+def _by_first_member(classes: Ints) -> Ints:
+    """Number the classes in the order of their first members, so that class 0 holds rank 0."""
+    _, first, which = np.unique(classes, return_index=True, return_inverse=True)
+    number = np.empty(len(first), dtype=np.int64)
+    number[np.argsort(first)] = np.arange(len(first))
+    return number[which.ravel()]
+
+
+def _representatives(classes: Ints) -> Ints:
+    _, first = np.unique(classes, return_index=True)
+    return first.astype(np.int64)
+
+
+def _quotient(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> Tables:
+    """Tables of the classes: one node per class, and on each link class what its representative carries of each
+    group class."""
+    node_rep, group_rep, link_rep = (_representatives(c) for c in (nodes, groups, links))
+    slot_counts = np.diff(tables.node_slot_ptr)[node_rep]
+    node_slot_ptr = np.concatenate([[0], np.cumsum(slot_counts)]).astype(np.int64)
+    entries = np.concatenate(
+        [np.empty(0, np.int64), *(np.arange(tables.node_slot_ptr[r], tables.node_slot_ptr[r + 1]) for r in node_rep)]
+    )
+    node_slots = groups[tables.node_slots[entries]]
+    phases = np.diff(tables.phase_start)[group_rep]
+    phase_start = np.concatenate([[0], np.cumsum(phases)]).astype(np.int64)
+    phase_rows = np.concatenate(
+        [np.empty(0, np.int64), *(np.arange(tables.phase_start[g], tables.phase_start[g + 1]) for g in group_rep)]
+    )
+    is_rep = np.zeros(len(tables.capacity), dtype=bool)
+    is_rep[link_rep] = True
+    group, phase = _group_phase_of_entry(tables)
+    keep = is_rep[tables.phase_link]
+    row = phase_start[groups[group[keep]]] + phase[keep]
+    count = len(link_rep)
+    pair, inverse = np.unique(row * count + links[tables.phase_link[keep]], return_inverse=True)
+    weight = np.bincount(inverse.ravel(), tables.phase_weight[keep], minlength=len(pair)).astype(np.float64)
+    phase_ptr = np.concatenate([[0], np.cumsum(np.bincount(pair // max(count, 1), minlength=len(phase_rows)))])
+    return replace(
+        tables,
+        node_variant=tables.node_variant[node_rep],
+        node_slot_ptr=node_slot_ptr,
+        node_slots=node_slots,
+        group_kind=tables.group_kind[group_rep],
+        group_need=np.bincount(node_slots, minlength=len(group_rep)),
+        phase_start=phase_start,
+        phase_latency=tables.phase_latency[phase_rows],
+        phase_ptr=phase_ptr.astype(np.int64),
+        phase_link=pair % max(count, 1),
+        phase_weight=weight,
+        capacity=tables.capacity[link_rep],
+        node_name=[tables.node_name[r] for r in node_rep.tolist()],
+    )

@@ -1,0 +1,84 @@
+"""The flat tables that the engine runs: who there is, which groups they meet in, what each group puts on which link.
+
+Full and folded runs differ only in their tables. Everything is a numpy array in compressed rows; there is no object
+per rank or per group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulator.replay.groups import GroupKind, Groups
+from emulator.replay.variants import Variants
+from emulator.topology.graph import Topology
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Nodes (ranks or classes of ranks), groups and links.
+
+    ``node_variant``: variant of each node; ``node_slots[node_slot_ptr[i]:node_slot_ptr[i+1]]``: the group behind each
+    slot of its program. ``group_kind`` indexes ``kinds``; ``group_need``: arrivals a group waits for. Group g owns the
+    phase rows ``phase_start[g]:phase_start[g+1]``; phase row p has ``phase_latency[p]`` seconds and puts
+    ``phase_weight[k]`` on link ``phase_link[k]`` for k in ``phase_ptr[p]:phase_ptr[p+1]``. ``capacity`` in bytes/s.
+    """
+
+    variants: Variants
+    kinds: list[GroupKind]
+    node_variant: Ints
+    node_name: list[str]
+    node_slot_ptr: Ints
+    node_slots: Ints
+    group_kind: Ints
+    group_need: Ints
+    phase_start: Ints
+    phase_latency: Floats
+    phase_ptr: Ints
+    phase_link: Ints
+    phase_weight: Floats
+    capacity: Floats
+
+
+def build_tables(variants: Variants, groups: Groups, topology: Topology) -> Tables:
+    """The tables of all ranks, unfolded."""
+    world = len(variants.of_rank)
+    count = len(groups.kind)
+    phases_of_kind = np.array([kind.phases for kind in groups.kinds] or [0], dtype=np.int64)
+    phase_start = np.concatenate([[0], np.cumsum(phases_of_kind[groups.kind])]).astype(np.int64)
+    total = int(phase_start[-1])
+    latency = np.zeros(total)
+    entry_row: list[Ints] = [np.empty(0, dtype=np.int64)]
+    entry_link: list[Ints] = [np.empty(0, dtype=np.int64)]
+    entry_weight: list[Floats] = [np.empty(0)]
+    for kind in groups.kinds:
+        for phase, bound in kind.bound:
+            rows = phase_start[kind.instances] + phase
+            latency[rows] = bound.latency
+            entry_row.append(np.repeat(rows, np.diff(bound.ptr)))
+            entry_link.append(bound.link)
+            entry_weight.append(bound.weight)
+    row, link = np.concatenate(entry_row), np.concatenate(entry_link)
+    weight = np.concatenate(entry_weight)
+    order = np.argsort(row, kind="stable")
+    return Tables(
+        variants=variants,
+        kinds=groups.kinds,
+        node_variant=variants.of_rank,
+        node_name=[f"rank {rank}" for rank in range(world)],
+        node_slot_ptr=groups.slot_ptr,
+        node_slots=groups.slots,
+        group_kind=groups.kind,
+        group_need=np.bincount(groups.slots, minlength=count),
+        phase_start=phase_start,
+        phase_latency=latency,
+        phase_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=total))]).astype(np.int64),
+        phase_link=link[order],
+        phase_weight=weight[order],
+        capacity=topology.capacity,
+    )
