@@ -83,7 +83,7 @@ def test_what_computes_nothing_takes_no_time():
 def test_an_op_without_any_size_is_counted_not_free():
     timed = time_ops([compute(op_class="copy"), compute(op_class="gemm")], CHIP)
     assert timed.seconds == [1e-6, 2e-6]
-    assert timed.notes == {"ops without any size: their time is the kernel's fixed time": 2}
+    assert timed.notes == {"no size of any kind: the fixed time of a kernel": 2}
 
 
 def test_dtypes_without_a_peak_are_counted_or_refused():
@@ -92,8 +92,8 @@ def test_dtypes_without_a_peak_are_counted_or_refused():
     timed = time_ops([unsaid, single], CHIP)
     assert timed.seconds == [pytest.approx(2e-6 + 8e9 / 0.8e12)] * 2
     assert timed.notes == {
-        "ops of no recorded dtype timed at the peak of bfloat16": 1,
-        "ops of float32 timed at the peak of bfloat16": 1,
+        "no recorded dtype: the peak of bfloat16": 1,
+        "float32: the peak of bfloat16": 1,
     }
     integers_only = replace(CHIP, peak_flops={"int8": 1e12})
     with pytest.raises(InputError) as caught:

@@ -27,7 +27,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 app.command("run")(run.run)
-app.command("record", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(record.record)
+# What follows SCRIPT belongs to it, --help included.
+app.command(
+    "record",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)(record.record)
 app.command("view")(view.view)
 app.command("report")(report.report)
 app.add_typer(topo.app, name="topo")

@@ -338,9 +338,9 @@ def _unfused(trace: Trace) -> dict[str, int]:
             if op.kind != "compute" or op.op_class not in FUSIBLE_CLASSES:
                 continue
             if op.duration is not None:
-                reasons["not fused: measured time"] += times
+                reasons["measured time"] += times
             elif not (op.reads or op.writes):
-                reasons["not fused: no reads and writes"] += times
+                reasons["no recorded reads and writes"] += times
             elif not same_on_all_ranks(op):
-                reasons["not fused: size differs between ranks"] += times
+                reasons["size differs between ranks"] += times
     return dict(reasons)

@@ -75,7 +75,7 @@ def _modelled(op: Op, device: Device, notes: Counter[str]) -> float | PerRank:
     bandwidth = fit.h * device.memory_bandwidth
     sizes = (op.flops, op.bytes_read, op.bytes_written)
     if sizes == (0, 0, 0):
-        notes["ops without any size: their time is the kernel's fixed time"] += 1
+        notes["no size of any kind: the fixed time of a kernel"] += 1
     needs_peak = op.flops != 0 and op.op_class not in MEMORY_BOUND
     rate = fit.e * _peak(op, device, notes) if needs_peak else np.inf
     return per_rank(
@@ -89,7 +89,7 @@ def _peak(op: Op, device: Device, notes: Counter[str]) -> float:
         if candidate not in device.peak_flops:
             continue
         if candidate != op.dtype:
-            notes[f"ops of {op.dtype or 'no recorded dtype'} timed at the peak of {candidate}"] += 1
+            notes[f"{op.dtype or 'no recorded dtype'}: the peak of {candidate}"] += 1
         return device.peak_flops[candidate]
     known = ", ".join(device.peak_flops) or "none"
     raise InputError(
