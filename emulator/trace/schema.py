@@ -7,7 +7,7 @@ Units: seconds, bytes, FLOPs.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -28,6 +28,13 @@ DTYPE_BYTES: dict[str, int] = {
 }  # fmt: skip
 
 
+# Limits that the decoder itself enforces: far beyond any job, and safe to compute with in 64 bits.
+Index = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Amount = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
+
+
 class PerRank(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A number that differs between ranks: ``values`` is nested by the coordinates on ``axes``, outermost first."""
 
@@ -39,19 +46,20 @@ Number = int | float
 RankNumber = int | float | PerRank
 # An op or storage named from another place: `id` in the same block instance (or at the same level of a program);
 # `[k, id]` in the k-th instance of the same block before this one; `[k, id, block]` in the k-th most recent instance
-# of another block (k = 0: the latest), or, with block "", at the program's own level (k = 0).
-Ref = int | list[int | str]
+# of another block (k = 0: the latest), or, with block "", at the program's own level (k = 0). Storages only:
+# `[-1, id, block]` in the instance of that block that has this instance's layer, `[-2, id, block]` the next one's layer.
+Ref = Index | list[Index | str]
 
 
 class Attention(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Shape of one attention call on this rank: what our own FLOP formula and the cost model need."""
 
-    batch: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    query_length: int
-    key_length: int
+    batch: Count
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    query_length: Count
+    key_length: Count
     causal: bool = False
     backward: bool = False
 
@@ -70,7 +78,7 @@ class Op(
     Collectives carry bytes of this rank's input and output; ``peer`` of a send or recv is a rank or a mesh offset.
     """
 
-    id: int
+    id: Index
     kind: Kind
     op_class: OpClass | None = None
     name: str = ""
@@ -81,27 +89,27 @@ class Op(
     flops: RankNumber = 0
     bytes_read: RankNumber = 0
     bytes_written: RankNumber = 0
-    shapes: list[list[int]] = []
+    shapes: list[list[Count]] = []
     dtype: str = ""
     attention: Attention | None = None
     duration: RankNumber | None = None
     reads: list[tuple[Ref, Number]] = []
     writes: list[tuple[Ref, Number]] = []
-    sources: list[int] = []  # ids of the recorded ops that a lowered (fused) op stands for
+    sources: list[Index] = []  # ids of the recorded ops that a lowered (fused) op stands for
     # collective
     collective: Collective | None = None
     group: str = ""
     bytes_in: RankNumber = 0
     bytes_out: RankNumber = 0
     reduce_op: str = ""
-    root: int | None = None  # index in the group
+    root: Index | None = None  # index in the group
     splits_in: list[RankNumber] | PerRank | None = None  # bytes to each member of the group
     splits_out: list[RankNumber] | PerRank | None = None  # bytes from each member
     is_async: bool = False
     # point to point (bytes_in of a send, bytes_out of a recv)
-    peer: int | dict[str, int] | None = None
-    tag: int = 0
-    batch: int | None = None
+    peer: Index | dict[str, Index] | None = None
+    tag: Index = 0
+    batch: Index | None = None
     # memory
     storage: Ref | None = None
     bytes: RankNumber = 0
@@ -109,17 +117,17 @@ class Op(
     # tags
     phase: Phase | None = None
     module: str = ""
-    layer: int | None = None
-    microbatch: int | None = None
-    stage: int | None = None
+    layer: Count | None = None
+    microbatch: Index | None = None
+    stage: Count | None = None
 
 
 class BlockUse(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """``repeat`` instances of a block in a row; ``set`` gives tags per instance as ``"base+step"`` (or an integer)."""
 
     block: str
-    repeat: int = 1
-    set: dict[str, int | str] = {}
+    repeat: Index = 1
+    set: dict[str, Index | str] = {}
 
 
 class Program(msgspec.Struct, forbid_unknown_fields=True):
@@ -132,39 +140,39 @@ class Mesh(msgspec.Struct, forbid_unknown_fields=True):
     """The ranks as a grid; the last axis varies fastest, so rank = row-major index of the coordinates."""
 
     axes: list[str]
-    shape: list[int]
+    shape: list[Index]
 
 
 class Group(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Communicators: one for every coordinate of the axes left out, or the listed ``ranks``."""
 
     axes: list[str] | None = None
-    ranks: list[list[int]] | None = None
+    ranks: list[list[Index]] | None = None
 
 
 class RanksByAxis(msgspec.Struct, forbid_unknown_fields=True):
     """Which program a rank runs, by its coordinate on one axis."""
 
     axis: str
-    programs: list[int]
+    programs: list[Index]
 
 
 class Meta(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What was recorded. ``resident`` is the bytes alive before the step, by kind; ``notes`` is free."""
 
     model: str = ""
-    parallel: dict[str, int] | str = ""
+    parallel: dict[str, Index] | str = ""
     dtype: str = ""
-    params: Number = 0
-    tokens_per_step: Number = 0
+    params: Amount = 0
+    tokens_per_step: Amount = 0
     source: str = ""
     torch: str = ""
     resident: dict[str, RankNumber] = {}
-    layers: int = 0
-    sequence: int = 0
-    model_flops: Number = 0  # of the whole step, all ranks, without recomputation: for MFU
+    layers: Count = 0
+    sequence: Count = 0
+    model_flops: Amount = 0  # of the whole step, all ranks, without recomputation: for MFU
     model_flops_note: str = ""
-    notes: dict[str, int | str] = {}  # what the recorder skipped, guessed or could not carry, counted
+    notes: dict[str, Index | str] = {}  # what the recorder skipped, guessed or could not carry, counted
 
 
 class Trace(msgspec.Struct, omit_defaults=True):
@@ -172,7 +180,7 @@ class Trace(msgspec.Struct, omit_defaults=True):
 
     mesh: Mesh
     programs: list[Program]
-    ranks: list[tuple[int, int]] | RanksByAxis
+    ranks: list[tuple[Index, Index]] | RanksByAxis
     meta: Meta = msgspec.field(default_factory=Meta)
     groups: dict[str, Group] = {}
     blocks: dict[str, list[Op]] = {}

@@ -1,0 +1,233 @@
+"""The private corners of torch that recording needs, each behind one guarded function.
+
+Everything else in this package uses torch's public interface. If a new torch moves one of these, the function says so
+by name and version instead of failing somewhere deep; ``tests/test_capture_accessors.py`` calls every one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from emulator.errors import InputError
+
+TESTED = ("2.13",)  # releases of torch that the recorder was tested with
+
+
+def check_version() -> None:
+    """Warn, once per process and place, if this torch is not one the recorder was tested with."""
+    if not torch.__version__.startswith(tuple(f"{version}." for version in TESTED)):
+        warnings.warn(
+            f"emulator records with private interfaces of torch that were tested with {', '.join(TESTED)}; "
+            f"this is torch {torch.__version__}",
+            stacklevel=3,
+        )
+
+
+def _moved(what: str) -> InputError:
+    return InputError(
+        f"torch {torch.__version__} has no {what} as the recorder knows it",
+        source="torch",
+        remedy=f"tested with torch {', '.join(TESTED)}: pip install 'torch=={TESTED[-1]}.*'",
+    )
+
+
+def _get(root: Any, path: str) -> Any:
+    """The attribute at a dotted path below ``root``, or a clear error."""
+    found = root
+    for name in path.split("."):
+        found = getattr(found, name, None)
+        if found is None:
+            raise _moved(f"{getattr(root, '__name__', root)}.{path}")
+    return found
+
+
+# ---- process groups and works
+
+
+def _unbox(kind: str, boxed: Any) -> Any:
+    return _get(dist, f"{kind}.unbox")(boxed)
+
+
+def process_group(handle: Any) -> Any:
+    """The process group that an op names: a boxed one (c10d ops), a name or the group itself (functional ops)."""
+    if isinstance(handle, torch.ScriptObject):
+        return _unbox("ProcessGroup", handle)
+    if isinstance(handle, str):
+        return _get(dist, "distributed_c10d._resolve_process_group")(handle)
+    return handle
+
+
+def group_ranks(handle: Any) -> tuple[int, ...]:
+    """Global ranks of the group that an op names, in the group's order."""
+    return tuple(dist.get_process_group_ranks(process_group(handle)))
+
+
+def work(boxed: Any) -> Any:
+    """The Python work object that a c10d op returned boxed; ``Work.wait`` later sees the same object."""
+    return _unbox("Work", boxed)
+
+
+def is_boxed(value: Any, kind: str) -> bool:
+    """Whether a value is torch's box around ``kind`` (``Work``, ``ReduceOp``, ``ProcessGroup``)."""
+    return isinstance(value, torch.ScriptObject) and str(value._type()).endswith(f".{kind}")
+
+
+def reduce_op(value: Any) -> str:
+    """Name of a reduce op, lower case: ``sum``, ``avg``, ``max``..."""
+    if isinstance(value, str):
+        return value.lower()
+    members: dict[str, Any] = _get(dist, "ReduceOp.RedOpType").__members__
+    number = value.op()
+    return next((name.lower() for name, member in members.items() if int(member) == number), str(number))
+
+
+def work_class() -> Any:
+    """The class whose ``wait`` every Python wait on a work calls."""
+    _get(dist, "Work.wait")
+    return dist.Work
+
+
+def default_store() -> Any:
+    """The key-value store through which the running job met."""
+    return _get(dist, "distributed_c10d._get_default_store")()
+
+
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The device mesh that a mesh was sliced from, itself if it was not."""
+    root: DeviceMesh = _get(mesh, "_get_root_mesh")()
+    return root
+
+
+def start_fake_world(rank: int, world: int) -> None:
+    """Make this process rank ``rank`` of a world of ``world`` whose collectives do nothing."""
+    try:
+        from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+    except ImportError:
+        raise _moved("torch.testing._internal.distributed.fake_pg.FakeStore") from None
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+
+
+# ---- autograd
+
+
+def current_autograd_node() -> Any:
+    """The backward node that runs now, or None."""
+    return _get(torch, "_C._current_autograd_node")()
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine runs a backward pass in this thread."""
+    return bool(_get(torch, "_C._current_graph_task_id")() != -1)
+
+
+def node_sequence_number(node: Any) -> int:
+    """When, counted in forward nodes of this thread, a backward node was made."""
+    return int(_get(node, "_sequence_nr")())
+
+
+def sequence_number() -> int:
+    """How many backward nodes this thread has made so far."""
+    return int(_get(torch, "autograd._get_sequence_nr")())
+
+
+# ---- streams of the CPU "device", which FSDP2 goes through
+
+
+def cpu_stream_types() -> tuple[Any, Any]:
+    """The stream and the event class of ``torch.cpu``: FSDP2's device handle on CPU, without effect by themselves."""
+    for path in ("Stream.wait_stream", "Stream.wait_event", "Stream.record_event", "Event.record", "Event.wait"):
+        _get(torch.cpu, path)
+    return torch.cpu.Stream, torch.cpu.Event
+
+
+def current_cpu_stream() -> Any:
+    """The stream that is current on the CPU device (entered by FSDP2 with ``torch.cpu.stream``)."""
+    return torch.cpu.current_stream()
+
+
+def default_cpu_stream() -> Any:
+    """The stream that is current where nobody entered one."""
+    return _get(torch.cpu, "_default_cpu_stream")
+
+
+FSDP_STREAMS = {
+    "all_gather_copy_in_stream": "fsdp.all_gather_copy_in",
+    "all_gather_stream": "fsdp.all_gather",
+    "reduce_scatter_stream": "fsdp.reduce_scatter",
+    "all_reduce_stream": "fsdp.all_reduce",
+}
+
+
+def fsdp_streams() -> dict[int, str]:
+    """``id`` of every stream that FSDP2 holds in this process, with its role. Several models have several of each."""
+    mapping = _get(torch.distributed, "_composable_state._module_state_mapping")  # module -> weak reference to state
+    names: dict[int, str] = {}
+    for reference in list(mapping.values()):
+        context = getattr(reference(), "_comm_ctx", None)
+        if context is not None and hasattr(context, "all_gather_stream"):
+            names.update((id(_get(context, attribute)), name) for attribute, name in FSDP_STREAMS.items())
+    return names
+
+
+# ---- DTensor
+
+
+def sharding_propagator() -> tuple[Any, str]:
+    """The class and method with which DTensor finds the shape of a result, by running the op on fake tensors."""
+    try:
+        from torch.distributed.tensor._sharding_prop import ShardingPropagator  # noqa: PLC0415
+    except ImportError:
+        raise _moved("torch.distributed.tensor._sharding_prop") from None
+    name = "_propagate_tensor_meta_non_cached"
+    _get(ShardingPropagator, name)
+    return ShardingPropagator, name
+
+
+def tracing_question() -> tuple[Any, str]:
+    """The module and function with which functional collectives ask whether a compiler traces them: under
+    FakeTensorMode they say yes, and wait at once instead of at first use."""
+    from torch.distributed import _functional_collectives as module  # noqa: PLC0415
+
+    _get(module, "_are_we_tracing")
+    return module, "_are_we_tracing"
+
+
+# ---- fake tensors
+
+
+@contextlib.contextmanager
+def meshes_outside_fake_mode() -> Iterator[None]:
+    """Let device meshes be made under FakeTensorMode: their bookkeeping reads tensor values, which fakes lack."""
+    try:
+        from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: PLC0415
+    except ImportError:
+        raise _moved("torch._subclasses.fake_tensor.unset_fake_temporarily") from None
+
+    def outside(method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake_temporarily():
+                return method(*args, **kwargs)
+
+        return wrapped
+
+    names = ("__init__", "_flatten", "_concatenate")
+    originals = {name: DeviceMesh.__dict__.get(name) for name in names}
+    for name, original in originals.items():
+        if original is None:
+            raise _moved(f"DeviceMesh.{name}")
+    try:
+        for name, original in originals.items():
+            static = isinstance(original, staticmethod)
+            wrapped = outside(original.__func__ if isinstance(original, staticmethod) else original)
+            setattr(DeviceMesh, name, staticmethod(wrapped) if static else wrapped)
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(DeviceMesh, name, original)

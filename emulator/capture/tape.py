@@ -1,0 +1,152 @@
+"""The program of one rank as it is written down: ops in issue order, with what each has to wait for.
+
+A dependency comes from a storage (the last op that wrote what is read or overwritten, and the ops that read what is
+overwritten) or from a wait. Those that follow from the order on a stream, or from what the stream has already waited
+for, are left out: every stream carries a vector clock of how far it has seen the others.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from emulator.trace.schema import Op
+
+Touched = list[tuple[int, int]]  # storage id, bytes
+
+
+class Storages:
+    """Numbers storages. A number means one allocation with one lifetime: memory that is freed and used again, or
+    resized from or to nothing (FSDP2 frees parameters that way), gets a new one."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, int] = {}
+        self._count = 0
+        self.fresh: set[int] = set()  # numbers of storages that began, in the recording, as memory nobody had written
+        self._renewed: set[int] = set()
+
+    def id_of(self, tensor: torch.Tensor) -> tuple[int, bool]:
+        """Number of the tensor's storage, and whether it is met for the first time."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._ids.get(key)
+        if known is not None:
+            return known, False
+        number = self._count
+        self._count += 1
+        self._name(storage, number)
+        if key in self._renewed:
+            self._renewed.discard(key)
+            self.fresh.add(number)
+        return number, True
+
+    def same(self, tensor: torch.Tensor, number: int) -> None:
+        """Give the tensor's storage a number that exists: under fake tensors some ops return a copy of what they are
+        given where real ones return the very same memory."""
+        if self._ids.get(tensor.untyped_storage()._cdata) != number:
+            self._name(tensor.untyped_storage(), number)
+
+    def _name(self, storage: torch.UntypedStorage, number: int) -> None:
+        key = storage._cdata
+        self._ids[key] = number
+        weakref.finalize(storage, self._ids.pop, key, None).atexit = False
+
+    def renew(self, storage: torch.UntypedStorage) -> None:
+        """Forget a storage whose contents ended; its next use gets a new number."""
+        self._ids.pop(storage._cdata, None)
+        self._renewed.add(storage._cdata)
+
+
+class Tape:
+    """Ops of one rank in the order the host issued them. ``notes`` counts what was left out or guessed."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.storages = Storages()
+        self.notes: Counter[str] = Counter()
+        self._last: dict[str, int] = {}  # stream -> its last op
+        self._seen: dict[str, dict[str, int]] = {}  # stream -> other stream -> last op of it that it waited for
+        self._seen_by: list[dict[str, int]] = []  # the same as it stood at each op (shared, never changed in place)
+        self._writer: dict[int, int] = {}  # storage -> op that wrote it last
+        self._readers: dict[int, list[int]] = {}  # storage -> ops that read it since
+
+    def last_on(self, stream: str) -> int | None:
+        """The op issued last on a stream, if there is one."""
+        return self._last.get(stream)
+
+    def add(
+        self,
+        op: Op,
+        *,
+        after: Iterable[int] = (),
+        reads: Touched = [],  # noqa: B006 - never changed
+        writes: Touched = [],  # noqa: B006
+        touched: Sequence[int] = (),
+    ) -> int:
+        """Append ``op``, after the ops named in ``after`` and those its storages imply; fills in id, deps and storages.
+
+        ``touched`` are storages that count as written for the order of ops though nobody says so (c10d ops do not
+        declare what they write). Returns the op's id.
+        """
+        op.id = index = len(self.ops)
+        op.reads, op.writes = list(reads), list(writes)
+        written = {storage for storage, _ in writes} | set(touched)
+        deps = set(after)
+        data = set()
+        for storage in {storage for storage, _ in reads} | written:
+            if storage in self._writer:
+                data.add(self._writer[storage])
+        for storage in written:
+            data.update(self._readers.get(storage, ()))
+            self._writer[storage] = index
+            self._readers[storage] = []
+        for storage, _ in reads:
+            if storage not in written:
+                self._readers.setdefault(storage, []).append(index)
+        deps = self._needed(op.stream, deps)
+        self._wait_for(op.stream, deps)
+        unguarded = self._needed(op.stream, data)
+        if unguarded:
+            self.notes["data_dependencies_without_a_wait"] += len(unguarded)
+            self._wait_for(op.stream, unguarded)
+        op.deps = sorted(deps | unguarded)
+        self.ops.append(op)
+        self._seen_by.append(self._seen.setdefault(op.stream, {}))
+        self._last[op.stream] = index
+        return index
+
+    def wait(self, stream: str, target: int | None, tags: dict[str, Any], *, touched: Sequence[int] = ()) -> None:
+        """Block a stream until op ``target`` is done; left out (and counted) if order or earlier waits imply it."""
+        if target is not None and self._needed(stream, {target}):
+            self.add(Op(id=0, kind="wait", stream=stream, **tags), after=[target], touched=touched)
+        else:
+            self.notes["waits_without_effect"] += 1
+
+    def _needed(self, stream: str, ops: set[int]) -> set[int]:
+        """Those of ``ops`` that order on the stream and earlier waits do not imply, and none that another implies."""
+        seen = self._seen.get(stream, {})
+        latest: dict[str, int] = {}
+        for op in ops:
+            other = self.ops[op].stream
+            if other != stream and op > seen.get(other, -1) and op > latest.get(other, -1):
+                latest[other] = op
+        return {
+            op
+            for op in latest.values()
+            if not any(self._seen_by[more].get(self.ops[op].stream, -1) >= op for more in latest.values() if more != op)
+        }
+
+    def _wait_for(self, stream: str, ops: set[int]) -> None:
+        if not ops:
+            return
+        seen = dict(self._seen.get(stream, {}))
+        for op in ops:
+            other = self.ops[op].stream
+            for behind, index in (*self._seen_by[op].items(), (other, op)):
+                if behind != stream and index > seen.get(behind, -1):
+                    seen[behind] = index
+        self._seen[stream] = seen

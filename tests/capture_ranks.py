@@ -1,0 +1,146 @@
+"""What the ranks of the capture tests do, each in its own process (started by emulator.capture.real.run_ranks)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from emulator.capture import workload
+from emulator.capture.session import recording
+from emulator.capture.state import digest
+from emulator.trace import io
+
+
+def meet(rank: int, nproc: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=nproc)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def train(loaded: workload.Workload, mesh: Any, steps: int, record_step: int | None = None) -> tuple[list[float], dict]:
+    """Losses of this rank and all parameters after some steps, one of them perhaps recorded."""
+    job = loaded.module.build(loaded.config, mesh)
+    losses = []
+    for step in range(steps):
+        tokens = loaded.module.batch(loaded.config, step)
+        if step == record_step:
+            with recording():
+                loss = loaded.module.train_step(job, tokens)
+        else:
+            loss = loaded.module.train_step(job, tokens)
+        losses.append(whole(loss).item())
+    return losses, {name: whole(p) for name, p in job.model.named_parameters()}
+
+
+def compare_training(rank: int, nproc: int, folder: Path, path: Path, arguments: list[str]) -> None:
+    """Three fp64 steps: recorded equals unrecorded bitwise, and both equal one process that has the whole batch."""
+    meet(rank, nproc, folder)
+    loaded = workload.load(path, arguments)
+    mesh = init_device_mesh("cpu", tuple(loaded.axes.values()), mesh_dim_names=tuple(loaded.axes))
+    plain, recorded = train(loaded, mesh, 3), train(loaded, mesh, 3, record_step=1)
+    alone = train(loaded, None, 3)
+    mean = torch.tensor(plain[0], dtype=torch.float64)
+    dist.all_reduce(mean)
+    result = {
+        "same_losses": plain[0] == recorded[0],
+        "same_parameters": all(torch.equal(plain[1][name], recorded[1][name]) for name in plain[1]),
+        "loss_error": (mean / nproc - torch.tensor(alone[0], dtype=torch.float64)).abs().max().item(),
+        "parameter_error": max((plain[1][name] - alone[1][name]).abs().max().item() for name in alone[1]),
+    }
+    (folder / f"result.{rank}").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+def replay(rank: int, nproc: int, folder: Path, trace_path: Path) -> None:
+    """Execute the recorded step again from nothing but its files; digests of what it leaves behind."""
+    meet(rank, nproc, folder)
+    exec_ = io.read(trace_path).exec
+    assert exec_ is not None
+    section = next(s for s in exec_["sections"] if rank in s["ranks"])
+    place = section["ranks"].index(rank)
+    section = {key: mine(value, place) for key, value in section.items() if key != "ranks"}
+    contents = load_file(trace_path.with_name(exec_["file"]))
+    storages = {
+        number: contents[f"{rank}.{number}"].untyped_storage()
+        if f"{rank}.{number}" in contents
+        else torch.empty(size, dtype=torch.uint8).untyped_storage()
+        for number, size in section["storages"].items()
+    }
+
+    def tensor(index: int) -> torch.Tensor:
+        number, offset, shape, stride, dtype = section["tensors"][index]
+        return torch.empty(0, dtype=getattr(torch, dtype)).set_(storages[str(number)], offset, shape, stride)
+
+    def value(encoded: Any) -> Any:
+        if isinstance(encoded, list):
+            return [value(item) for item in encoded]
+        if not isinstance(encoded, dict):
+            return encoded
+        ((kind, inner),) = encoded.items()
+        if kind == "tensor":
+            return tensor(inner)
+        if kind == "torch":
+            return getattr(torch, inner)
+        return torch.device(inner) if kind == "device" else float(inner)
+
+    with torch.no_grad():
+        for call in section["calls"]:
+            namespace, name, overload = call["call"].split(".")
+            if namespace == "c10d":
+                communicate(name, [value(argument) for argument in call["args"][:2]], call["args"])
+                continue
+            function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+            out = function(*map(value, call["args"]), **{key: value(item) for key, item in call["kwargs"].items()})
+            results = [leaf for leaf in torch.utils._pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+            for index, result in zip(call["out"], results, strict=True):
+                target = tensor(index)
+                if target.untyped_storage().data_ptr() != result.untyped_storage().data_ptr():
+                    target.copy_(result)
+    after = {n: digest(torch.empty(0, dtype=torch.uint8).set_(storages[n])) for n in section["after"]}
+    fresh = load_file(trace_path.with_name(exec_["file"]))
+    result = {
+        "wrong": [n for n, expected in section["after"].items() if after[n] != expected],
+        "changed": sum(after[n] != digest(fresh[f"{rank}.{n}"]) for n in after),
+    }
+    (folder / f"result.{rank}").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def communicate(name: str, buffers: list[torch.Tensor], encoded: list[Any]) -> None:
+    """The two collectives of FSDP2, by torch's public interface."""
+    if name == "_allgather_base_":
+        dist.all_gather_into_tensor(*buffers)
+    else:
+        assert name == "_reduce_scatter_base_"
+        operation = next(a["reduce_op"] for a in encoded if isinstance(a, dict) and "reduce_op" in a)
+        dist.reduce_scatter_tensor(*buffers, op=getattr(dist.ReduceOp, operation.upper()))
+
+
+def mine(value: Any, place: int) -> Any:
+    """This rank's side of a section in which ranks may differ."""
+    if isinstance(value, dict):
+        if set(value) == {"per_rank"}:
+            return value["per_rank"][place]
+        return {key: mine(item, place) for key, item in value.items()}
+    return [mine(item, place) for item in value] if isinstance(value, list) else value
+
+
+def fail(rank: int, nproc: int, folder: Path, how: str) -> None:
+    """Rank 1 fails; the others wait for it for ever."""
+    if rank == 1 and how == "raise":
+        raise ZeroDivisionError("rank one is\nbroken")
+    if rank == 1 and how == "exit":
+        raise SystemExit(3)
+    while True:
+        torch.ones(1)
