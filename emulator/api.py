@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from emulator import assets
 from emulator.cost.lower import Lowered, lower
 from emulator.cost.roofline import Timed, time_ops
 from emulator.errors import InputError
-from emulator.replay.simulate import Job, Replay, simulate
+from emulator.replay.simulate import Job, Options, Replay, simulate
 from emulator.report.partition import fill
 from emulator.result.schema import DeviceInfo, Result, TopologyInfo, TraceInfo
 from emulator.topology.devices import Device, device_names, load_device
@@ -21,6 +22,56 @@ from emulator.trace.io import SUFFIXES
 from emulator.trace.schema import Trace
 
 DEFAULT_LOWERING = "compile"
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class OpenJob:
+    """A job on a topology, loaded and timed: it can be run again and again with other options."""
+
+    trace: Trace
+    name: str
+    topology: Topology
+    device: Device
+    lowering: str
+    lowering_chosen: bool
+    lowered: Lowered
+    timed: Timed
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, options: Options = Options(), progress: Progress | None = None) -> Result:  # noqa: B008  (frozen)
+        """Replay it. Raises InputError if it does not fit, AnswerIsNo if the replay cannot go on."""
+        job = Job(trace=self.lowered.trace, seconds=self.timed.seconds, sources=self.timed.source, name=self.name)
+        replay = simulate(job, self.topology, options, progress)
+        if not replay.step_seconds > 0:
+            raise InputError(
+                "the step takes no time: the trace has no op that computes or communicates", source=self.name
+            )
+        result = _result(self, replay)
+        result.warnings = _warnings(self, replay)
+        return fill(result)
+
+
+def open_job(
+    trace: str | Path | Trace,
+    topology: str | Path | Topology = "fattree",
+    *,
+    device: str | None = None,
+    lowering: str | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> OpenJob:
+    """Load a trace, build a topology for it and time its ops; arguments as in :func:`run`."""
+    name = "trace"
+    if not isinstance(trace, Trace):
+        path = assets.find("traces", str(trace), SUFFIXES)
+        name, trace = str(trace), load_trace(path)
+    if not isinstance(topology, Topology):
+        topology = load_topology(str(topology), ranks=trace.world_size, overrides=overrides)
+    model = _device(device, topology)
+    chosen = lowering or DEFAULT_LOWERING
+    lowered = lower(trace, chosen)
+    timed = time_ops(templates(lowered.trace).ops, model)
+    return OpenJob(trace, name, topology, model, chosen, lowering is not None, lowered, timed, overrides or {})
 
 
 def run(
@@ -28,37 +79,18 @@ def run(
     topology: str | Path | Topology = "fattree",
     *,
     device: str | None = None,
-    algorithms: str = "",
     lowering: str | None = None,
     overrides: Mapping[str, str] | None = None,
-    folding: bool = True,
-    progress: Callable[[int, int], None] | None = None,
+    options: Options = Options(),  # noqa: B008  (frozen)
+    progress: Progress | None = None,
 ) -> Result:
     """Replay one step of a recorded job.
 
     ``trace`` and ``topology`` are names of what is shipped, paths, or loaded objects; ``device`` defaults to the
-    topology's; ``algorithms`` as in ``--algo``; ``lowering`` is ``eager`` or ``compile`` (default); ``overrides`` are
-    dotted keys of the topology file. Raises InputError on bad input, AnswerIsNo if the replay cannot go on.
+    topology's; ``lowering`` is ``eager`` or ``compile`` (default); ``overrides`` are dotted keys of the topology
+    file; ``options`` say how to replay. Raises InputError on bad input, AnswerIsNo if the replay cannot go on.
     """
-    name = "trace"
-    if not isinstance(trace, Trace):
-        path = assets.find("traces", str(trace), SUFFIXES)
-        name, trace = str(trace), load_trace(path)
-    fabric = (
-        topology
-        if isinstance(topology, Topology)
-        else load_topology(str(topology), ranks=trace.world_size, overrides=overrides)
-    )
-    model = _device(device, fabric)
-    lowered = lower(trace, lowering or DEFAULT_LOWERING)
-    timed = time_ops(templates(lowered.trace).ops, model)
-    job = Job(trace=lowered.trace, seconds=timed.seconds, sources=timed.source, name=name)
-    replay = simulate(job, fabric, algorithms=algorithms, folding=folding, progress=progress)
-    if not replay.step_seconds > 0:
-        raise InputError("the step takes no time: the trace has no op that computes or communicates", source=name)
-    result = _result(trace, name, fabric, overrides or {}, model, lowered, replay)
-    result.warnings = _warnings(trace, fabric, model, lowered, timed, replay, lowering is None)
-    return fill(result)
+    return open_job(trace, topology, device=device, lowering=lowering, overrides=overrides).run(options, progress)
 
 
 def _device(name: str | None, topology: Topology) -> Device:
@@ -68,15 +100,8 @@ def _device(name: str | None, topology: Topology) -> Device:
     return load_device(name or str(topology.device))
 
 
-def _result(
-    trace: Trace,
-    name: str,
-    topology: Topology,
-    overrides: Mapping[str, str],
-    device: Device,
-    lowered: Lowered,
-    replay: Replay,
-) -> Result:
+def _result(job: OpenJob, replay: Replay) -> Result:
+    trace, topology, device = job.trace, job.topology, job.device
     meta = trace.meta
     step = replay.step_seconds
     dtype = next((d for d in (meta.dtype, "bfloat16", "float16", "float32") if d in device.peak_flops), "")
@@ -88,18 +113,19 @@ def _result(
         step_seconds=step,
         world_size=trace.world_size,
         trace=TraceInfo(
-            file=name, model=meta.model, parallel=meta.parallel, dtype=meta.dtype, source=meta.source,
+            file=job.name, model=meta.model, parallel=meta.parallel, dtype=meta.dtype, source=meta.source,
             params=float(meta.params), tokens_per_step=float(meta.tokens_per_step), model_flops=float(meta.model_flops),
             model_flops_note=meta.model_flops_note, mesh_axes=trace.mesh.axes, mesh_shape=trace.mesh.shape,
         ),
         topology=TopologyInfo(
             name=topology.name, built=topology.built, accelerators=topology.accelerators, links=topology.links,
-            links_carrying_traffic=replay.links_carrying_traffic, routing=topology.routing, overrides=dict(overrides),
+            links_carrying_traffic=replay.links_carrying_traffic, routing=topology.routing,
+            overrides=dict(job.overrides),
         ),
         device=DeviceInfo(
             name=device.name, peak_flops=peak, peak_dtype=dtype, memory_bytes=device.memory_bytes,
-            model=f"roofline ({device.figures} figures)", lowering=lowered_name(lowered),
-            kernels_recorded=lowered.kernels_recorded, kernels_timed=lowered.kernels_timed,
+            model=f"roofline ({device.figures} figures)", lowering=job.lowering,
+            kernels_recorded=job.lowered.kernels_recorded, kernels_timed=job.lowered.kernels_timed,
         ),
         time_sources=replay.time_sources, ranks=replay.ranks, collectives=replay.collectives, links=replay.links,
         folding=replay.folding, programs=replay.programs, timeline=replay.timeline, warnings=[], engine=replay.engine,
@@ -107,24 +133,21 @@ def _result(
     )  # fmt: skip
 
 
-def lowered_name(lowered: Lowered) -> str:
-    """The lowering that was applied: a trace that stayed as it was recorded is eager."""
-    return "eager" if lowered.kernels_recorded == lowered.kernels_timed else "compile"
-
-
-def _warnings(
-    trace: Trace, topology: Topology, device: Device, lowered: Lowered, timed: Timed, replay: Replay, defaulted: bool
-) -> list[str]:
+def _warnings(job: OpenJob, replay: Replay) -> list[str]:
     """Everything that was skipped, guessed or defaulted, counted."""
+    device = job.device
     found = []
-    if defaulted:
+    if not job.lowering_chosen:
         found.append(f"lowering: {DEFAULT_LOWERING} by default (--lower eager times the recorded kernels one by one)")
-    found += [f"{count} kernels not fused: {reason}" for reason, count in sorted(lowered.notes.items())]
-    found += [f"{count} ops timed on an assumption: {reason}" for reason, count in sorted(timed.notes.items())]
+    found += [f"{count} kernels not fused: {reason}" for reason, count in sorted(job.lowered.notes.items())]
+    found += [f"{count} ops timed on an assumption: {reason}" for reason, count in sorted(job.timed.notes.items())]
     if device.figures == "burst":
         found.append(f"{device.name}: efficiencies are of kernels timed alone; a long step sustains less")
-    found += [f"{device.name}: assumed {what}" for what in device.assumed]
-    found += list(topology.findings)
+    if device.assumed:
+        found.append(f"{device.name}: {len(device.assumed)} figures are assumed: {', '.join(device.assumed)}")
+    found += list(job.topology.findings)
     found += replay.notes
-    found += [f"recorder: {count} {what.replace('_', ' ')}" for what, count in trace.meta.notes.items()]
+    if job.trace.meta.notes:
+        listed = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in job.trace.meta.notes.items())
+        found.append(f"recorder: {listed}")
     return found

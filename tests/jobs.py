@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.replay.simulate import Job, simulate
+from emulator.replay.simulate import Job, Options, simulate
 from emulator.report.partition import partition
 from emulator.topology.load import load
 from emulator.trace.expand import templates
@@ -64,7 +64,7 @@ def replay(trace, topology, **options):
     ops = templates(trace).ops
     seconds = [0.0 if op.duration is None else op.duration for op in ops]
     sources = ["none" if op.duration is None else "measured" for op in ops]
-    return simulate(Job(trace, seconds, sources, "job"), topology, **options)
+    return simulate(Job(trace, seconds, sources, "job"), topology, Options(**options))
 
 
 def spans(found, rank=0):

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from emulator.network.fluid import Network
 from emulator.replay import fold as fold_module
 from emulator.replay.fold import fold
 from emulator.replay.groups import build_groups
+from emulator.replay.plans import Planner
 from emulator.replay.tables import build_tables
 from emulator.replay.variants import build_variants
 from emulator.topology.load import load
@@ -74,7 +76,8 @@ def jobs(draw):
     dp, tp = draw(st.sampled_from([(4, 4), (8, 2), (2, 8), (4, 2)]))
     axes = {"pp": stages, "dp": dp, "tp": tp}
     kinds = st.sampled_from(["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"])
-    sizes = draw(st.lists(st.tuples(st.sampled_from(["dp", "tp"]), kinds, st.sampled_from([MB // 50, 4 * MB, 32 * MB])), max_size=3))  # fmt: skip
+    amounts = st.sampled_from([MB // 50, 4 * MB, 32 * MB])
+    sizes = draw(st.lists(st.tuples(st.sampled_from(["dp", "tp"]), kinds, amounts), max_size=3))
     sizes = [(axis, kind, size // 64 * 64) for axis, kind, size in sizes]
     seconds = draw(st.sampled_from([1e-4, 1e-3]))
     if draw(st.booleans()):
@@ -122,7 +125,8 @@ def full_tables(trace, topology):
     ops = templates(trace).ops
     unrolled = [rows(trace, p) for p in range(len(trace.programs))]
     variants = build_variants(trace, unrolled, ops, [op.duration or 0.0 for op in ops])
-    return build_tables(variants, build_groups(trace, unrolled, ops, variants, topology, {}), topology)
+    planner = Planner(trace, ops, variants, topology, {}, np.arange(trace.world_size))
+    return build_tables(variants, build_groups(trace, variants, planner), topology)
 
 
 def test_a_hidden_asymmetry_is_caught(monkeypatch):
@@ -170,7 +174,7 @@ def test_private_routes_change_nothing(monkeypatch):
     short = replay(trace, topology)
     started = []
     original = Network.start
-    monkeypatch.setattr("emulator.replay.engine.mark_private", lambda *_: None)
+    monkeypatch.setattr("emulator.replay.engine.mark_private", lambda *_, **__: None)
     monkeypatch.setattr(Network, "start", lambda *args: (started.append(1), original(*args))[1])
     long = replay(trace, topology)
     assert started

@@ -27,6 +27,13 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the topology; repeatable.")
     ] = None,
+    straggler: Annotated[
+        list[str] | None, typer.Option(metavar="RANK:FACTOR", help="Compute of a rank takes so many times as long.")
+    ] = None,
+    degrade: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LINK:FACTOR[@t1-t2]", help="Capacity of a link (`a-b`, or `a>b` one way) times FACTOR."),
+    ] = None,
     json: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write the result (emu-result/1); `-` prints it and nothing else."),
@@ -43,14 +50,20 @@ def run(
     if json not in (None, "-"):
         check_writable(Path(json))
     overrides = parse_overrides(settings or [])
-    from emulator.api import run as replay  # noqa: PLC0415  (heavy: only when there is work)
+    from emulator.api import open_job  # noqa: PLC0415  (heavy: only when there is work)
+    from emulator.replay.perturb import Perturbation, parse_degrade, parse_straggler  # noqa: PLC0415
+    from emulator.replay.simulate import Options  # noqa: PLC0415
     from emulator.result.io import write  # noqa: PLC0415
 
+    job = open_job(trace, topo, device=device, lowering=lower, overrides=overrides)
+    perturbation = None
+    if straggler or degrade:
+        perturbation = Perturbation(
+            slowdown=dict(parse_straggler(text) for text in straggler or []),
+            changes=[parse_degrade(text, job.topology) for text in degrade or []],
+        )
     with progress("replaying") as show:
-        result = replay(
-            trace, topo, device=device, algorithms=algo, lowering=lower, overrides=overrides, folding=not no_fold,
-            progress=show,
-        )  # fmt: skip
+        result = job.run(Options(algorithms=algo, folding=not no_fold, perturbation=perturbation), show)
     if json is not None:
         write(result, json)
     if json != "-":

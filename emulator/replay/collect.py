@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,28 +10,51 @@ from numpy.typing import NDArray
 from emulator.network.collectives import bus_factor
 from emulator.replay.columns import RowTimes, row_times
 from emulator.replay.engine import Run
-from emulator.replay.fold import Fold
 from emulator.replay.programs import Items
 from emulator.replay.tables import Tables
-from emulator.result.schema import CollectiveUse, Labels, LinkUse, OpTable, RankClass, Timeline
-from emulator.topology.graph import Topology
+from emulator.result.schema import CollectiveUse, Labels, OpTable, RankClass, Timeline
 from emulator.trace.mesh import describe_ranks
 from emulator.trace.schema import Op
 
 Ints = NDArray[np.int64]
-_LINKS_LISTED = 24
+Floats = NDArray[np.float64]
 
 
-def labels(values: Iterable[str], template: Ints) -> Labels:
-    """A text column from the text of every template."""
-    texts = list(values)
-    distinct = sorted({texts[t] for t in np.unique(template).tolist()})
-    index = {text: i for i, text in enumerate(distinct)}
-    code = np.array([index.get(text, 0) for text in texts], dtype=np.int64)
-    return Labels(values=distinct, codes=code[template])
+@dataclass(frozen=True)
+class TextColumns:
+    """The text columns of op tables for all templates of a trace: every program picks its rows."""
+
+    columns: dict[str, tuple[list[str], Ints]]
+
+    @staticmethod
+    def of(ops: list[Op], sources: list[str]) -> TextColumns:
+        """Encode the text of all templates once."""
+        texts: dict[str, list[str]] = {
+            "name": [op.name or op.collective or op.kind for op in ops],
+            "kind": [str(op.kind) for op in ops],
+            "op_class": [str(op.op_class or "") for op in ops],
+            "stream": [op.stream for op in ops],
+            "phase": [str(op.phase or "") for op in ops],
+            "module": [op.module for op in ops],
+            "group": [op.group for op in ops],
+            "collective": [str(op.collective or "") for op in ops],
+            "time_source": sources,
+            "peer": [_peer(op) for op in ops],
+        }
+        columns = {}
+        for name, values in texts.items():
+            distinct = sorted(set(values))
+            index = {text: i for i, text in enumerate(distinct)}
+            columns[name] = (distinct, np.array([index[text] for text in values], dtype=np.int64))
+        return TextColumns(columns)
+
+    def rows(self, name: str, template: Ints) -> Labels:
+        """One column for the rows of a program."""
+        values, codes = self.columns[name]
+        return Labels(values=values, codes=codes[template])
 
 
-def op_table(items: Items, ops: list[Op], sources: list[str], uses: list[int], tables: Tables, node: int) -> OpTable:
+def op_table(items: Items, ops: list[Op], texts: TextColumns, uses: list[int], tables: Tables, node: int) -> OpTable:
     """The op table of a program. Sizes and algorithms are those of one of its nodes."""
     rows = items.source
     t = rows.template
@@ -48,22 +71,13 @@ def op_table(items: Items, ops: list[Op], sources: list[str], uses: list[int], t
         size[row] = int(tables.variants.uses[uses[message]].bytes)
     flops = np.array([0.0 if not isinstance(op.flops, int | float) else float(op.flops) for op in ops])
     return OpTable(
-        name=labels((op.name or op.collective or op.kind for op in ops), t),
-        kind=labels((op.kind for op in ops), t),
-        op_class=labels((op.op_class or "" for op in ops), t),
-        stream=labels((op.stream for op in ops), t),
-        phase=labels((op.phase or "" for op in ops), t),
-        module=labels((op.module for op in ops), t),
-        group=labels((op.group for op in ops), t),
-        collective=labels((op.collective or "" for op in ops), t),
         algorithm=Labels(values=names, codes=algorithm),
-        time_source=labels(sources, t),
+        **{name: texts.rows(name, t) for name in texts.columns},
         layer=rows.tags["layer"],
         microbatch=rows.tags["microbatch"],
         stage=rows.tags["stage"],
         bytes=size,
         flops=flops[t],
-        peer=labels((_peer(op) for op in ops), t),
         deps_ptr=items.all_deps_ptr,
         deps=items.all_deps,
     )
@@ -94,16 +108,16 @@ def timelines(rank_class: int, table: OpTable, times: RowTimes) -> list[Timeline
     return found
 
 
-def rank_classes(folded: Fold, tables: list[OpTable], table_of_node: list[int]) -> list[RankClass]:
+def rank_classes(node_class: Ints, tables: list[OpTable], table_of_node: list[int]) -> list[RankClass]:
     """The classes with their ranks."""
-    order = np.argsort(folded.node_class, kind="stable")
-    cuts = np.searchsorted(folded.node_class[order], np.arange(len(folded.tables.node_variant) + 1))
+    order = np.argsort(node_class, kind="stable")
+    cuts = np.searchsorted(node_class[order], np.arange(len(table_of_node) + 1))
     return [
         RankClass(
             rank_class=c, count=int(cuts[c + 1] - cuts[c]), ranks=describe_ranks(order[cuts[c] : cuts[c + 1]]),
             program=table_of_node[c], flops=float(tables[table_of_node[c]].flops.sum()),
         )
-        for c in range(len(folded.tables.node_variant))
+        for c in range(len(table_of_node))
     ]  # fmt: skip
 
 
@@ -137,38 +151,6 @@ def collective_uses(tables: Tables, node: int, times: RowTimes) -> list[Collecti
             )
         )  # fmt: skip
     return found
-
-
-def link_uses(folded: Fold, run: Run, topology: Topology, step: float) -> tuple[list[LinkUse], int]:
-    """The links that carried most, and how many links of the topology carried anything."""
-    tables = folded.tables
-    count = np.bincount(folded.link_class, minlength=len(tables.capacity))
-    _, representative = np.unique(folded.link_class, return_index=True)
-    carried = np.flatnonzero(run.link_bytes > 0)
-    share = run.link_bytes[carried] / (tables.capacity[carried] * step) if step > 0 else np.zeros(len(carried))
-    order = np.lexsort((representative[carried], -share))
-    users = _groups_by_link(tables)
-    found = []
-    for k in order[:_LINKS_LISTED].tolist():
-        link = int(carried[k])
-        original = int(representative[link])
-        found.append(
-            LinkUse(
-                link=topology.link_name(original), level=topology.level_names[topology.link_level[original]],
-                count=int(count[link]), capacity_bytes_per_second=float(tables.capacity[link]),
-                bytes=float(run.link_bytes[link]), utilisation=float(share[k]), groups=sorted(users.get(link, ())),
-            )
-        )  # fmt: skip
-    return found, int(count[carried].sum())
-
-
-def _groups_by_link(tables: Tables) -> dict[int, set[str]]:
-    phase_group = np.repeat(np.arange(len(tables.group_kind)), np.diff(tables.phase_start))
-    kind = tables.group_kind[phase_group[np.repeat(np.arange(len(phase_group)), np.diff(tables.phase_ptr))]]
-    users: dict[int, set[str]] = {}
-    for link, k in np.unique(np.stack([tables.phase_link, kind], axis=1), axis=0).tolist():
-        users.setdefault(link, set()).add(tables.kinds[k].name)
-    return users
 
 
 def node_row_times(tables: Tables, run: Run, node: int) -> RowTimes:

@@ -26,6 +26,7 @@ from emulator.replay.variants import Variant
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _PROGRESS_EVERY = 20_000
+FIRST = -1  # priority of what must come before everything else of the same instant
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class NodeTimes:
 
 @dataclass(frozen=True)
 class Run:
-    """Times of all nodes, bytes carried per link of the tables, and how much work it was."""
+    """Times of all nodes, bytes that the largest flow of each phase row carried in all, and how much work it was."""
 
     nodes: list[NodeTimes]
-    link_bytes: Floats
+    phase_bytes: Floats
     executions: int
     events: int
     solves: int
@@ -56,8 +57,9 @@ class Run:
 
 @dataclass(frozen=True)
 class ReadyPhase:
-    """A phase of a group, ready to run."""
+    """A phase of a group, ready to run; ``row`` is its phase row in the tables."""
 
+    row: int
     route: Route
     amount: float
     latency: float
@@ -137,14 +139,18 @@ class Node:
 class Engine:
     """Runs tables to the end. ``progress(done, total)`` in items is called now and then."""
 
-    def __init__(self, tables: Tables, progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, tables: Tables, progress: Callable[[int, int], None] | None = None, *, private_routes: bool = True
+    ) -> None:
         self.clock = Clock()
         self.network = Network(self.clock, tables.capacity)
         self.tables = tables
         self.progress = progress
+        self.private_routes = private_routes
         self.finished = 0
         self.ready: list[tuple[Node, int]] = []
         self.draining = False
+        self.phase_bytes = [0.0] * len(tables.phase_latency)
         groups = self._groups()
         slots = tables.node_slots.tolist()
         ptr = tables.node_slot_ptr.tolist()
@@ -162,13 +168,16 @@ class Engine:
         routes = [network.route(link[a:b], weight[a:b]) for a, b in pairwise(ptr)]
         start = tables.phase_start.tolist()
         owner = np.repeat(np.arange(len(tables.group_kind)), np.diff(tables.phase_start)).tolist()
-        mark_private(zip(routes, owner, strict=True))
+        if self.private_routes:
+            mark_private(zip(routes, owner, strict=True), changing=tables.link_events)
         latency = tables.phase_latency.tolist()
         groups = []
         for g, (kind, need) in enumerate(zip(tables.group_kind.tolist(), tables.group_need.tolist(), strict=True)):
             base = start[g]
             uses = {
-                use: tuple(ReadyPhase(routes[base + p], amount, latency[base + p]) for p, amount in plan.phases)
+                use: tuple(
+                    ReadyPhase(base + p, routes[base + p], amount, latency[base + p]) for p, amount in plan.phases
+                )
                 for use, plan in tables.kinds[kind].plans.items()
             }
             groups.append(Group(self, need, uses))
@@ -176,6 +185,9 @@ class Engine:
 
     def run(self) -> Run:
         """Run to the end. Raises AnswerIsNo, naming who waits for whom, if the replay cannot go on."""
+        for link, events in self.tables.link_events.items():
+            for time, capacity in events:
+                self.clock.call_at(time, partial(self._change, link, capacity), FIRST)
         for node in self.nodes:
             self.clock.process(self._host(node))
         self.clock.run()
@@ -183,11 +195,15 @@ class Engine:
             raise explain(self.nodes, self.tables.node_name)
         return Run(
             nodes=[_times(node) for node in self.nodes],
-            link_bytes=self.network.link_bytes(),
+            phase_bytes=np.array(self.phase_bytes),
             executions=sum(len(node.items.source) for node in self.nodes),
             events=self.clock.events,
             solves=self.network.counters.solves,
         )
+
+    def _change(self, link: int, capacity: float, _: object) -> None:
+        if self.finished < self.total:  # a change after the last op has no effect and must not stretch the clock
+            self.network.set_capacity(link, capacity)
 
     # -- hosts
 
@@ -296,13 +312,13 @@ class Engine:
             self._end_messages(members)
             return
         phase = phases[at]
+        self.phase_bytes[phase.row] += phase.amount
         after = partial(self.transfer, phases, at + 1, members)
         route = phase.route
         if route.private or not route.links:
             seconds = phase.latency
             if route.links:
                 seconds += phase.amount / route.rate_alone
-                route.carried += phase.amount
             self.clock.call_at(self.clock._now + seconds, lambda _: after())
         elif phase.latency > 0:
             start = partial(self.network.start, route, phase.amount, after)

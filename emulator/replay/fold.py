@@ -9,28 +9,71 @@ the final partition is checked for equitability before it is used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emulator.replay.loads import Loads, loads_of
 from emulator.replay.tables import Tables
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Hashes = NDArray[np.uint64]
 # Equal weights reached by different orders of addition differ in the last bits; labels compare 12 digits.
 _DIGITS = 12
 
 
 @dataclass(frozen=True)
+class Quotient:
+    """Tables that the engine runs in place of all ranks.
+
+    ``node_class`` i64[world] is the node that stands for each rank, ``groups`` how many groups there are in all,
+    ``method`` how the classes were found. ``loads`` tells what links carried from the bytes of the phase rows.
+    """
+
+    tables: Tables
+    node_class: Ints
+    groups: int
+    rounds: int
+    method: str
+    loads: Callable[[Floats], Loads]
+
+
+@dataclass(frozen=True)
 class Fold:
-    """Class of every rank, group and link, and the tables of the quotient."""
+    """Class of every rank, group and link, and the tables of the classes."""
 
     node_class: Ints
     group_class: Ints
     link_class: Ints
     rounds: int
     tables: Tables
+
+    def phase_bytes(self, full: Tables, of_class: Floats) -> Floats:
+        """Bytes of every phase row of the full tables, from those of the classes."""
+        counts = np.diff(full.phase_start)
+        group = np.repeat(np.arange(len(counts)), counts)
+        phase = np.arange(len(group)) - full.phase_start[:-1][group]
+        rows = self.tables.phase_start[:-1][self.group_class[group]] + phase
+        return np.asarray(of_class[rows], dtype=np.float64)
+
+
+def coloured(full: Tables, reduced: Tables) -> Quotient:
+    """The quotient by colours. ``reduced`` are the full tables without what cannot bind; loads are of all links."""
+    folded = fold(reduced)
+
+    def loads(of_class: Floats) -> Loads:
+        return loads_of(full, folded.phase_bytes(full, of_class))
+
+    return Quotient(folded.tables, folded.node_class, len(full.group_kind), folded.rounds, "colour refinement", loads)
+
+
+def whole(full: Tables, reduced: Tables) -> Quotient:
+    """No folding: every rank is its own class, the tables run as they are."""
+    ranks = np.arange(len(full.node_variant))
+    return Quotient(reduced, ranks, len(full.group_kind), 0, "none", lambda phase_bytes: loads_of(full, phase_bytes))
 
 
 def fold(tables: Tables) -> Fold:
@@ -44,19 +87,17 @@ def fold(tables: Tables) -> Fold:
     return Fold(nodes, groups, links, rounds, _quotient(tables, nodes, groups, links))
 
 
-def whole(tables: Tables) -> Fold:
-    """No folding: every rank, group and link is its own class, the tables run as they are."""
-    identity = (np.arange(len(column)) for column in (tables.node_variant, tables.group_kind, tables.capacity))
-    nodes, groups, links = identity
-    return Fold(nodes, groups, links, 0, tables)
-
-
 def _mix(x: Hashes) -> Hashes:
     """Finaliser of splitmix64 (Steele, Lea, Flood 2014): a bijection on 64 bits that spreads every bit."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def _pair(a: Ints, b: Ints) -> Ints:
+    """One number for each pair."""
+    return a * (int(b.max(initial=0)) + 1) + b
 
 
 def _ranked(*columns: NDArray[np.generic]) -> Ints:
@@ -89,10 +130,10 @@ class _Edges:
     by_right: Ints
 
     @staticmethod
-    def of(left: Ints, right: Ints, label: Ints) -> _Edges:
-        order = np.argsort(left, kind="stable")
-        left, right = left[order], right[order]
-        return _Edges(left, right, _mix(label[order].astype(np.uint64)), np.argsort(right, kind="stable"))
+    def of(left: Ints, right: Ints, label: Hashes) -> _Edges:
+        """``left`` has to be sorted."""
+        with np.errstate(over="ignore"):
+            return _Edges(left, right, _mix(label), np.argsort(right, kind="stable"))
 
     def gather(self, colour: Hashes, size: int, to_right: bool) -> Hashes:
         """Per receiving vertex the sum of hash(colour of the neighbour, label) over its edges."""
@@ -136,17 +177,25 @@ def _latency_colour(tables: Tables) -> Ints:
     return colour
 
 
+def _event_colour(tables: Tables) -> Ints:
+    """Links with equal capacity changes get equal numbers; 0: none."""
+    colour = np.zeros(len(tables.capacity), dtype=np.int64)
+    known: dict[tuple[tuple[float, float], ...], int] = {}
+    for link, events in tables.link_events.items():
+        colour[link] = known.setdefault(events, len(known) + 1)
+    return colour
+
+
 def _refine(tables: Tables) -> tuple[Ints, Ints, Ints, int]:
     node, slot = _slot_of_entry(tables)
-    program_slot = _ranked(tables.node_variant[node], slot)
-    members = _Edges.of(node, tables.node_slots, program_slot)
+    members = _Edges.of(node, tables.node_slots, _pair(tables.node_variant[node], slot).astype(np.uint64))
     group, phase = _group_phase_of_entry(tables)
-    carried = _Edges.of(
-        group, tables.phase_link, _ranked(tables.group_kind[group], phase, _signif(tables.phase_weight))
-    )
+    with np.errstate(over="ignore"):
+        carrying = _mix(_pair(tables.group_kind[group], phase).astype(np.uint64))
+    carried = _Edges.of(group, tables.phase_link, carrying ^ _signif(tables.phase_weight).view(np.uint64))
     nodes = _ranked(tables.node_variant)
     groups = _ranked(tables.group_kind, tables.group_need, _latency_colour(tables))
-    links = _ranked(_signif(tables.capacity))
+    links = _ranked(_signif(tables.capacity), _event_colour(tables))
     counts = (-1, -1, -1)
     rounds = 0
     with np.errstate(over="ignore"):
@@ -158,26 +207,26 @@ def _refine(tables: Tables) -> tuple[Ints, Ints, Ints, int]:
             rounds += 1
             a, b, c = (_mix(colour.astype(np.uint64) * np.uint64(4) + np.uint64(i)) for i, colour in
                        enumerate((nodes, groups, links)))  # fmt: skip
-            nodes = _ranked(nodes, members.gather(b, len(a), to_right=False))
+            nodes = _ranked(_mix(a) + members.gather(b, len(a), to_right=False))
             groups = _ranked(
-                groups, members.gather(a, len(b), to_right=True), carried.gather(c, len(b), to_right=False)
+                _mix(_mix(b) + members.gather(a, len(b), to_right=True)) + carried.gather(c, len(b), to_right=False)
             )
-            links = _ranked(links, carried.gather(b, len(c), to_right=True))
+            links = _ranked(_mix(c) + carried.gather(b, len(c), to_right=True))
 
 
 def _equitable(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> bool:
     """Does every member of a class see the same classes, through the same labels, with the same total weight?"""
     node, slot = _slot_of_entry(tables)
-    slot_class = _ranked(nodes[node], slot)
-    seen = _ranked(slot_class, groups[tables.node_slots])
-    if int(seen.max(initial=-1)) != int(slot_class.max(initial=-1)):  # one slot, two classes of groups
+    slot_class = _pair(nodes[node], slot)
+    seen = np.full(int(slot_class.max(initial=-1)) + 1, -1, dtype=np.int64)
+    seen[slot_class] = groups[tables.node_slots]
+    if not np.array_equal(seen[slot_class], groups[tables.node_slots]):  # one slot, two classes of groups
         return False
     if not _even(groups, tables.node_slots, slot_class, np.ones(len(node))):
         return False
     group, phase = _group_phase_of_entry(tables)
-    through = _ranked(groups[group], phase)
-    return _even(links, tables.phase_link, through, tables.phase_weight) and _even(
-        groups, group, _ranked(links[tables.phase_link], phase), tables.phase_weight
+    return _even(links, tables.phase_link, _pair(groups[group], phase), tables.phase_weight) and _even(
+        groups, group, _pair(links[tables.phase_link], phase), tables.phase_weight
     )
 
 
@@ -251,5 +300,8 @@ def _quotient(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> Tables:
         phase_link=pair % max(count, 1),
         phase_weight=weight,
         capacity=tables.capacity[link_rep],
+        link_events={
+            i: tables.link_events[link] for i, link in enumerate(link_rep.tolist()) if link in tables.link_events
+        },
         node_name=[tables.node_name[r] for r in node_rep.tolist()],
     )

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.replay.groups import GroupKind, Groups
+from emulator.replay.groups import Groups
+from emulator.replay.plans import GroupKind
 from emulator.replay.variants import Variants
 from emulator.topology.graph import Topology
 
@@ -26,7 +27,8 @@ class Tables:
     ``node_variant``: variant of each node; ``node_slots[node_slot_ptr[i]:node_slot_ptr[i+1]]``: the group behind each
     slot of its program. ``group_kind`` indexes ``kinds``; ``group_need``: arrivals a group waits for. Group g owns the
     phase rows ``phase_start[g]:phase_start[g+1]``; phase row p has ``phase_latency[p]`` seconds and puts
-    ``phase_weight[k]`` on link ``phase_link[k]`` for k in ``phase_ptr[p]:phase_ptr[p+1]``. ``capacity`` in bytes/s.
+    ``phase_weight[k]`` on link ``phase_link[k]`` for k in ``phase_ptr[p]:phase_ptr[p+1]``. ``capacity`` in bytes/s;
+    ``link_events``: (time, capacity from then on) of links that change.
     """
 
     variants: Variants
@@ -43,9 +45,15 @@ class Tables:
     phase_link: Ints
     phase_weight: Floats
     capacity: Floats
+    link_events: dict[int, tuple[tuple[float, float], ...]]
 
 
-def build_tables(variants: Variants, groups: Groups, topology: Topology) -> Tables:
+def build_tables(
+    variants: Variants,
+    groups: Groups,
+    topology: Topology,
+    link_events: dict[int, tuple[tuple[float, float], ...]] | None = None,
+) -> Tables:
     """The tables of all ranks, unfolded."""
     world = len(variants.of_rank)
     count = len(groups.kind)
@@ -81,4 +89,5 @@ def build_tables(variants: Variants, groups: Groups, topology: Topology) -> Tabl
         phase_link=link[order],
         phase_weight=weight[order],
         capacity=topology.capacity,
+        link_events=link_events or {},
     )

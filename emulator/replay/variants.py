@@ -59,8 +59,15 @@ class Variants:
     uses: list[Use]
 
 
-def build_variants(trace: Trace, rows: list[Rows], ops: list[Op], seconds: Sequence[RankNumber]) -> Variants:
-    """Group ranks by program and numbers. ``seconds`` is the duration of every template, possibly per rank."""
+def build_variants(
+    trace: Trace,
+    rows: list[Rows],
+    ops: list[Op],
+    seconds: Sequence[RankNumber],
+    compute_factor: Floats | None = None,
+) -> Variants:
+    """Group ranks by program and numbers. ``seconds`` is the duration of every template, possibly per rank;
+    ``compute_factor`` f64[world] multiplies the durations of a rank (None: 1)."""
     program = program_of_rank(trace)
     items = [itemise(r, ops, _host_free(r, ops)) for r in rows]
     of_rank = np.empty(trace.world_size, dtype=np.int64)
@@ -82,6 +89,8 @@ def build_variants(trace: Trace, rows: list[Rows], ops: list[Op], seconds: Seque
                 per_rank(trace, value)[ranks] for value in _numbers(ops[template], seconds[template]) if _open(value)
             ]
         columns += [column.astype(np.float64) for column in members.values() if np.ptp(column)]
+        if compute_factor is not None and (compute_factor[ranks] != 1).any():
+            columns.append(compute_factor[ranks])
         if columns:
             _, representative, which = np.unique(
                 np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
@@ -93,7 +102,8 @@ def build_variants(trace: Trace, rows: list[Rows], ops: list[Op], seconds: Seque
         for first in representative.tolist():
             rank = int(ranks[first])
             group_size = {name: int(column[first]) for name, column in members.items()}
-            variants.append(_variant(trace, p, items[p], ops, seconds, rank, group_size, uses))
+            factor = 1.0 if compute_factor is None else float(compute_factor[rank])
+            variants.append(_variant(trace, p, items[p], ops, seconds, rank, group_size, uses, factor))
     return Variants(items=items, variants=variants, of_rank=of_rank, uses=list(uses))
 
 
@@ -118,6 +128,7 @@ def _variant(
     rank: int,
     group_size: dict[str, int],
     uses: dict[Use, int],
+    compute_factor: float,
 ) -> Variant:
     where = np.unravel_index(rank, tuple(trace.mesh.shape)) if trace.mesh.shape else ()
 
@@ -131,7 +142,7 @@ def _variant(
     used = np.unique(templates)
     by_template = np.zeros(len(ops))
     by_template[used] = [number(seconds[t]) for t in used.tolist()]
-    row_seconds = by_template[templates]
+    row_seconds = by_template[templates] * compute_factor
     item_seconds = np.add.reduceat(row_seconds[items.rows], items.rows_ptr[:-1]) if len(items) else np.empty(0)
     row_issue = _issue(items, ops, used, number)
     use_of: dict[int, int] = {}

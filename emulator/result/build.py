@@ -34,7 +34,8 @@ class Span:
     """One op that ran from ``start`` to ``end`` (seconds), in the order of issue of its rank.
 
     ``deps`` are positions in the rank's list of spans. ``transfer_start`` of a communication op defaults to its start:
-    everybody was there already. ``host`` says that only the time of issue held the op.
+    everybody was there already. ``arrived_last`` is the class that came last, by default the rank's own. ``host`` says
+    that only the time of issue held the op.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Span:
     bytes: int = 0
     flops: float = 0.0
     peer: str = ""
+    arrived_last: int | None = None
 
 
 def labels(column: Iterable[str]) -> Labels:
@@ -114,7 +116,7 @@ def timelines(spans: Sequence[Span], rank_class: int = 0) -> list[Timeline]:
             transfer_start=_floats(_transfer_start(spans[row]) for row in rows),
             end=_floats(spans[row].end for row in rows),
             held_by=np.array([held[row] for row in rows], dtype=np.int64),
-            arrived_last=np.array([rank_class if spans[row].kind in COMMUNICATION else -1 for row in rows], np.int64),
+            arrived_last=np.array([_arrived_last(spans[row], rank_class) for row in rows], dtype=np.int64),
         )
         for stream, rows in ((stream, sorted(rows, key=lambda r: spans[r].start)) for stream, rows in rows_of.items())
     ]
@@ -144,7 +146,7 @@ def result(classes: Sequence[Sequence[Span]], counts: Sequence[int] = ()) -> Res
         ],
         collectives=[],
         links=[],
-        folding=Folding(ranks > len(classes), len(classes), ranks, 0, 0, 0, 0, 0, executions, represented),
+        folding=Folding(ranks > len(classes), "", len(classes), ranks, 0, 0, 0, 0, 0, executions, represented),
         programs=[op_table(spans) for spans in classes],
         timeline=[line for i, spans in enumerate(classes) for line in timelines(spans, i)],
         warnings=[],
@@ -167,6 +169,12 @@ def _transfer_start(span: Span) -> float:
     if span.kind not in COMMUNICATION:
         return float("nan")
     return span.start if span.transfer_start is None else span.transfer_start
+
+
+def _arrived_last(span: Span, rank_class: int) -> int:
+    if span.kind not in COMMUNICATION:
+        return -1
+    return rank_class if span.arrived_last is None else span.arrived_last
 
 
 def _floats(values: Iterable[float]) -> Floats:

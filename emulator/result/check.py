@@ -24,6 +24,7 @@ def check(result: Result, source: str) -> None:
             _below(f"{place}.rank_class", line.rank_class, len(result.ranks))
             rows = len(result.programs[result.ranks[line.rank_class].program].flops)
             _check_timeline(place, line, rows)
+        _check_rest(result)
     except _Misfit as misfit:
         raise InputError(misfit.reason, source=source, place=misfit.place) from None
 
@@ -65,6 +66,25 @@ def _check_timeline(place: str, line: Timeline, rows: int) -> None:
             raise _Misfit(f"{place}.{field}", "a time is missing")
     if (line.end < line.start).any():
         raise _Misfit(f"{place}.end", "an op ends before it starts")
+
+
+def _check_rest(result: Result) -> None:
+    path = result.critical_path
+    if path is not None:
+        steps = len(path.op)
+        for field in ("rank_class", "what", "start", "end"):
+            value = getattr(path, field)
+            _long(f"critical_path.{field}", value.codes if isinstance(value, Labels) else value, steps)
+        _inside("critical_path.what", path.what.codes, len(path.what.values))
+        _inside("critical_path.rank_class", path.rank_class, len(result.ranks))
+        rows = np.array([len(result.programs[ranks.program].flops) for ranks in result.ranks], dtype=np.int64)
+        if steps and (path.op >= rows[path.rank_class]).any():
+            raise _Misfit("critical_path.op", "names a row that its program lacks")
+    for i, load in enumerate(result.link_loads):
+        _long(f"link_loads[{i}].rate", load.rate, len(load.time))
+    for i, use in enumerate(result.memory):
+        _below(f"memory[{i}].rank_class", use.rank_class, len(result.ranks))
+        _long(f"memory[{i}].bytes", use.bytes, len(use.time))
 
 
 def _positive(place: str, value: float) -> None:

@@ -11,7 +11,7 @@ import io
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -84,7 +84,7 @@ def read(path: Path | str) -> Result:
 
 def _columns(result: Result) -> Iterator[tuple[str, Column]]:
     """Every column with its name, such as ``programs.0.name.codes`` or ``timeline.3.start``."""
-    for part, tables in (("programs", result.programs), ("timeline", result.timeline)):
+    for part, tables in _tables(result).items():
         for i, table in enumerate(tables):
             for field in table.__struct_fields__:
                 value = getattr(table, field)
@@ -94,12 +94,24 @@ def _columns(result: Result) -> Iterator[tuple[str, Column]]:
                     yield f"{part}.{i}.{field}", value
 
 
+def _tables(result: Result) -> dict[str, Sequence[msgspec.Struct]]:
+    """Everything that has columns, by its name in the document."""
+    path = [] if result.critical_path is None else [result.critical_path]
+    return {
+        "programs": result.programs,
+        "timeline": result.timeline,
+        "critical_path": path,
+        "link_loads": result.link_loads,
+        "memory": result.memory,
+    }
+
+
 def _inline_bytes(result: Result, columns: dict[str, Column]) -> int:
     """Bytes of JSON that the columns take, or a lower bound of them where that decides already."""
     at_least = 2 * sum(column.size for column in columns.values())  # a digit and a comma each
     if at_least > INLINE_LIMIT_BYTES:
         return at_least
-    return len(msgspec.json.encode([result.programs, result.timeline], enc_hook=_as_list))
+    return len(msgspec.json.encode(_tables(result), enc_hook=_as_list))
 
 
 def _pack(columns: dict[str, Column]) -> bytes:

@@ -95,8 +95,40 @@ class Partition(msgspec.Struct):
     sum_minus_step_seconds: float
 
 
+class ExposedKind(msgspec.Struct):
+    """Exposed time of one rank that communication of one kind (TP, FSDP, PP, ...) cost; kinds add up to the lines."""
+
+    kind: str
+    transfer_seconds: float
+    wait_seconds: float
+
+
+class Bubble(msgspec.Struct):
+    """The bubble of one pipeline rank by cause; the causes add up to ``RankClass.bubble_seconds``."""
+
+    fill_seconds: float
+    drain_seconds: float
+    imbalance_seconds: float
+    transfer_seconds: float
+    host_seconds: float
+
+
+class Lateness(msgspec.Struct):
+    """What the ranks of a class cost others by coming last: rank-seconds of waiting, summed over the waiting ranks.
+
+    ``collectives`` counts those in which a rank of the class came last while somebody waited.
+    """
+
+    collectives: int
+    waiting_seconds: float
+    exposed_seconds: float
+
+
 class RankClass(msgspec.Struct):
-    """Ranks that share one history. ``ranks`` is written as ranges ("0-7,16"); ``program`` is an op table."""
+    """Ranks that share one history. ``ranks`` is written as ranges ("0-7,16"); ``program`` is an op table.
+
+    ``compute_phases`` splits the compute line by phase ("" where an op has none).
+    """
 
     rank_class: int
     count: int
@@ -105,6 +137,56 @@ class RankClass(msgspec.Struct):
     flops: float
     partition: Partition | None = None
     bubble_seconds: float | None = None  # pipeline ranks only
+    bubble: Bubble | None = None
+    compute_phases: dict[str, float] = {}
+    exposed: list[ExposedKind] = []
+    lateness: Lateness | None = None
+
+
+class CriticalPath(msgspec.Struct):
+    """What the step is made of, latest first: stretch i lasts from ``start[i]`` to ``end[i]`` and begins where stretch
+    i + 1 ends, so the lengths add up to the step.
+
+    ``op`` is a row of the class's op table. ``what``: compute, transfer, host (the host had not issued the op yet) or
+    other (nothing in the result explains it).
+    """
+
+    rank_class: Ints
+    op: Ints
+    what: Labels
+    start: Floats
+    end: Floats
+
+
+class LinkLoad(msgspec.Struct):
+    """Load of one link (or of each of a class of links) over time: ``rate[i]`` bytes/s from ``time[i]`` on."""
+
+    link: str
+    time: Floats
+    rate: Floats
+
+
+class MemoryUse(msgspec.Struct):
+    """Bytes alive on each rank of a class, by category: ``bytes[i]`` from ``time[i]`` on."""
+
+    rank_class: int
+    category: str
+    time: Floats
+    bytes: Floats
+
+
+class WhatIf(msgspec.Struct):
+    """One change, and the length of the step with it, from a run of its own.
+
+    ``change``: ``free`` (communication of the group ``target`` takes no time), ``faster`` (links of the level
+    ``target`` have ``factor`` times the bandwidth), ``even`` (every op takes all ranks as long as the median rank) or
+    ``compute`` (compute is ``factor`` times as fast).
+    """
+
+    change: str
+    target: str
+    factor: float
+    step_seconds: float
 
 
 class CollectiveUse(msgspec.Struct):
@@ -186,6 +268,7 @@ class Folding(msgspec.Struct):
     """How many classes stand for how many ranks, and what broke the symmetry."""
 
     enabled: bool
+    method: str  # how the classes were found: closed form, colour refinement or none
     rank_classes: int
     ranks: int
     group_classes: int
@@ -225,3 +308,7 @@ class Result(msgspec.Struct, tag_field="schema", tag=SCHEMA):
     mfu: float | None = None
     tokens_per_second: float | None = None
     timeline_file: str | None = None
+    critical_path: CriticalPath | None = None
+    what_if: list[WhatIf] = []
+    link_loads: list[LinkLoad] = []
+    memory: list[MemoryUse] = []

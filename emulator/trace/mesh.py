@@ -5,6 +5,7 @@ Everything is an array over ranks, so that a mesh of a million ranks costs a few
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,21 +35,42 @@ class Communicators:
         return np.diff(self.ptr)
 
 
-def coordinates(trace: Trace) -> Ints:
-    """Coordinates of every rank, shape (world, axes); the last axis varies fastest."""
-    shape = tuple(trace.mesh.shape)
-    grid = np.indices(shape).reshape(len(shape), -1).T if shape else np.zeros((1, 0))
-    return np.ascontiguousarray(grid, dtype=np.int64)
+def coordinate(trace: Trace, axis: str, ranks: Ints) -> Ints:
+    """Coordinate on one axis of each of ``ranks``; the last axis varies fastest."""
+    i = trace.mesh.axes.index(axis)
+    return np.asarray(ranks // _stride(trace, i) % trace.mesh.shape[i], dtype=np.int64)
 
 
-def program_of_rank(trace: Trace) -> Ints:
-    """Index of the program that each rank runs, shape (world,)."""
+def _stride(trace: Trace, i: int) -> int:
+    """Distance of two ranks that are neighbours on axis ``i``."""
+    return int(np.prod(trace.mesh.shape[i + 1 :], dtype=np.int64))
+
+
+def every_rank(trace: Trace) -> Ints:
+    """All ranks, 0 to world size - 1."""
+    return np.arange(trace.world_size, dtype=np.int64)
+
+
+def sample(trace: Trace, axes: Collection[str]) -> Ints:
+    """The ranks with coordinate 0 on all axes but ``axes``: they stand for all ranks where nothing else differs."""
+    found = np.zeros(1, dtype=np.int64)
+    for i, axis in enumerate(trace.mesh.axes):
+        if axis in axes:
+            steps = np.arange(trace.mesh.shape[i], dtype=np.int64) * _stride(trace, i)
+            found = (found[:, None] + steps).ravel()
+    return found
+
+
+def program_of_rank(trace: Trace, ranks: Ints | None = None) -> Ints:
+    """Index of the program that each of ``ranks`` (default: all) runs."""
     if isinstance(trace.ranks, RanksByAxis):
-        axis = trace.mesh.axes.index(trace.ranks.axis)
-        return np.asarray(trace.ranks.programs, dtype=np.int64)[coordinates(trace)[:, axis]]
+        ranks = every_rank(trace) if ranks is None else ranks
+        return np.asarray(trace.ranks.programs, dtype=np.int64)[coordinate(trace, trace.ranks.axis, ranks)]
     counts = np.array([count for count, _ in trace.ranks], dtype=np.int64)
     programs = np.array([program for _, program in trace.ranks], dtype=np.int64)
-    return np.repeat(programs, counts)
+    if ranks is None:
+        return np.repeat(programs, counts)
+    return np.asarray(programs[np.searchsorted(np.cumsum(counts), ranks, side="right")], dtype=np.int64)
 
 
 def communicators(trace: Trace, name: str) -> Communicators:
@@ -75,33 +97,33 @@ def communicators(trace: Trace, name: str) -> Communicators:
     return Communicators(ptr=ptr, ranks=ranks, of_rank=of_rank, position=position)
 
 
-def per_rank(trace: Trace, value: RankNumber) -> Floats:
-    """A number of the trace as an array over ranks, shape (world,)."""
+def per_rank(trace: Trace, value: RankNumber, ranks: Ints | None = None) -> Floats:
+    """A number of the trace as an array over ``ranks`` (default: all)."""
     if not isinstance(value, PerRank):
-        return np.full(trace.world_size, float(value))
-    axes = [trace.mesh.axes.index(axis) for axis in value.axes]
+        return np.full(trace.world_size if ranks is None else len(ranks), float(value))
+    ranks = every_rank(trace) if ranks is None else ranks
     table = np.asarray(value.values, dtype=np.float64)
-    where = coordinates(trace)
-    return np.asarray(table[tuple(where[:, axis] for axis in axes)], dtype=np.float64)
+    return np.asarray(table[tuple(coordinate(trace, axis, ranks) for axis in value.axes)], dtype=np.float64)
 
 
-def peer_of_rank(trace: Trace, peer: int | dict[str, int]) -> Ints:
-    """The rank that ``peer`` means for every rank: itself a rank, or an offset on the mesh (offsets wrap)."""
+def peer_of_rank(trace: Trace, peer: int | dict[str, int], ranks: Ints | None = None) -> Ints:
+    """The rank that ``peer`` means for ``ranks`` (default: all): itself a rank, or a mesh offset (offsets wrap)."""
+    ranks = every_rank(trace) if ranks is None else ranks
     if isinstance(peer, int):
-        return np.full(trace.world_size, peer, dtype=np.int64)
-    where = coordinates(trace).copy()
+        return np.full(len(ranks), peer, dtype=np.int64)
+    found = ranks.copy()
     for axis, offset in peer.items():
         i = trace.mesh.axes.index(axis)
-        where[:, i] = (where[:, i] + offset) % trace.mesh.shape[i]
-    strides = np.cumprod([1, *trace.mesh.shape[:0:-1]], dtype=np.int64)[::-1]
-    return np.asarray(where @ strides, dtype=np.int64)
+        here = coordinate(trace, axis, ranks)
+        found += ((here + offset) % trace.mesh.shape[i] - here) * _stride(trace, i)
+    return found
 
 
 def describe_ranks(ranks: Ints) -> str:
     """Ranks as ranges: ``0-7,16,18``."""
-    ordered = np.unique(ranks)
-    if not len(ordered):
+    if not len(ranks):
         return ""
+    ordered = ranks if bool((np.diff(ranks) > 0).all()) else np.unique(ranks)
     breaks = np.flatnonzero(np.diff(ordered) > 1)
     firsts = ordered[np.concatenate([[0], breaks + 1])]
     lasts = ordered[np.concatenate([breaks, [len(ordered) - 1]])]

@@ -1,0 +1,103 @@
+"""What is not as it should be: slow ranks, degraded links, for the whole step or part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulator.errors import InputError
+from emulator.topology.graph import Topology
+from emulator.topology.show import find_links
+from emulator.units import parse_seconds
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LinkChange:
+    """Links whose capacity is multiplied by ``factor`` from ``start`` to ``end`` (seconds; None: to the end)."""
+
+    links: Ints
+    factor: float
+    start: float = 0.0
+    end: float | None = None
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """``slowdown``: compute of these ranks takes so many times as long; ``changes`` of link capacities."""
+
+    slowdown: Mapping[int, float] = field(default_factory=dict)
+    changes: Sequence[LinkChange] = ()
+
+    def compute_factor(self, world: int) -> Floats:
+        """Factor on the compute times of every rank, shape (world,)."""
+        factor = np.ones(world)
+        for rank, slower in self.slowdown.items():
+            if not 0 <= rank < world:
+                raise InputError(f"rank {rank} is outside the world of {world}", source="--straggler")
+            factor[rank] = slower
+        return factor
+
+    def link_events(self, capacity: Floats) -> dict[int, tuple[tuple[float, float], ...]]:
+        """(time, capacity from then on) of every link that changes, in order of time; time 0 is the start."""
+        edges: dict[int, list[tuple[float, float | None, float]]] = {}
+        for change in self.changes:
+            for link in change.links.tolist():
+                edges.setdefault(link, []).append((change.start, change.end, change.factor))
+        events = {}
+        for link, spans in edges.items():
+            times = sorted({0.0, *(t for start, end, _ in spans for t in (start, end) if t is not None)})
+            listed: list[tuple[float, float]] = []
+            for time in times:
+                value = float(capacity[link])
+                for start, end, factor in spans:
+                    if start <= time and (end is None or time < end):
+                        value *= factor
+                if not listed or listed[-1][1] != value:
+                    listed.append((time, value))
+            events[link] = tuple(listed)
+        return events
+
+
+def parse_straggler(text: str) -> tuple[int, float]:
+    """``RANK:FACTOR``, e.g. ``17:1.5``: compute of rank 17 takes 1.5 times as long."""
+    rank, _, factor = text.partition(":")
+    if not rank.strip().isdigit():
+        raise InputError(f"{text!r} is not RANK:FACTOR", source="--straggler", remedy="for example --straggler 17:1.5")
+    return int(rank), _factor(factor, text, "--straggler", "for example --straggler 17:1.5")
+
+
+def parse_degrade(text: str, topology: Topology) -> LinkChange:
+    """``LINK:FACTOR[@t1-t2]``, e.g. ``gpu3-leaf3:0.5@10ms-20ms``; LINK is ``a-b`` (both directions) or ``a>b``."""
+    remedy = "for example --degrade 'gpu3-leaf3:0.5' or 'gpu3>leaf3:0.1@10ms-20ms'"
+    link, separator, rest = text.rpartition(":")
+    if not separator or not link:
+        raise InputError(f"{text!r} is not LINK:FACTOR[@t1-t2]", source="--degrade", remedy=remedy)
+    factor, at, window = rest.partition("@")
+    value = _factor(factor, text, "--degrade", remedy)
+    links = find_links(topology, link)
+    if not at:
+        return LinkChange(links, value)
+    first, dash, last = window.partition("-")
+    try:
+        start, end = parse_seconds(first), parse_seconds(last) if dash else None
+    except ValueError as error:
+        raise InputError(f"{text!r}: {error}", source="--degrade", remedy=remedy) from None
+    if start < 0 or (end is not None and end <= start):
+        raise InputError(f"{text!r}: the window is empty or before the step", source="--degrade", remedy=remedy)
+    return LinkChange(links, value, start, end)
+
+
+def _factor(text: str, whole: str, option: str, remedy: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < np.inf:
+        raise InputError(f"{whole!r}: the factor has to be a number above 0", source=option, remedy=remedy)
+    return value
