@@ -20,6 +20,7 @@ from emulator.trace.check import load as load_trace
 from emulator.trace.expand import templates
 from emulator.trace.io import SUFFIXES
 from emulator.trace.schema import Trace
+from emulator.units import format_seconds
 
 DEFAULT_LOWERING = "compile"
 Progress = Callable[[int, int], None]
@@ -128,7 +129,8 @@ def _result(job: OpenJob, replay: Replay) -> Result:
             kernels_recorded=job.lowered.kernels_recorded, kernels_timed=job.lowered.kernels_timed,
         ),
         time_sources=replay.time_sources, ranks=replay.ranks, collectives=replay.collectives, links=replay.links,
-        folding=replay.folding, programs=replay.programs, timeline=replay.timeline, warnings=[], engine=replay.engine,
+        folding=replay.folding, programs=replay.programs, timeline=replay.timeline, omitted=replay.omitted, warnings=[],
+        engine=replay.engine,
         mfu=mfu, tokens_per_second=float(meta.tokens_per_step) / step if meta.tokens_per_step else None,
     )  # fmt: skip
 
@@ -146,6 +148,11 @@ def _warnings(job: OpenJob, replay: Replay) -> list[str]:
     if device.assumed:
         found.append(f"{device.name}: {len(device.assumed)} figures are assumed: {', '.join(device.assumed)}")
     found += list(job.topology.findings)
+    found += [
+        f"steady state: {jump.count} periods of {format_seconds(jump.period_seconds)} after"
+        f" {format_seconds(jump.at_seconds)} are counted, not shown one by one"
+        for jump in replay.omitted
+    ]
     found += replay.notes
     if job.trace.meta.notes:
         listed = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in job.trace.meta.notes.items())

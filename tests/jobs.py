@@ -8,7 +8,7 @@ from emulator.replay.simulate import Job, Options, simulate
 from emulator.report.partition import partition
 from emulator.topology.load import load
 from emulator.trace.expand import templates
-from emulator.trace.schema import Group, Mesh, Op, Program, Trace
+from emulator.trace.schema import BlockUse, Group, Mesh, Op, Program, RanksByAxis, Trace
 
 
 def compute(id, seconds, **more):
@@ -92,3 +92,35 @@ def parts(found, rank=0):
     ranks = found.ranks[class_of(found, rank)]
     own = [line for line in found.timeline if line.rank_class == ranks.rank_class]
     return partition(found.programs[ranks.program], own, found.step_seconds)
+
+
+def pipeline(stages, microbatches, forward=1e-3, backward=2e-3, size=10**6, world=None):
+    """1F1B: per stage some forwards, then forward and backward in turn (one repeated block), then the backwards left."""
+    programs, blocks = [], {}
+
+    def part(ids, stage, direction, seconds):
+        """Receive, compute and send of one microbatch; ``ids`` makes them unique in their list."""
+        step = 1 if direction == "forward" else -1
+        ops, here = [], ids
+        if 0 <= stage - step < stages:
+            ops += [recv(here, {"pp": -step}, size, stream=f"{direction}-in"), wait(here + 1, here)]
+        ops.append(compute(here + 2, seconds, phase=direction))
+        if 0 <= stage + step < stages:
+            ops.append(send(here + 3, {"pp": step}, size, stream=f"{direction}-out", deps=[here + 2]))
+        return ops
+
+    for stage in range(stages):
+        blocks[f"f{stage}"] = part(0, stage, "forward", forward)
+        blocks[f"b{stage}"] = part(0, stage, "backward", backward)
+        blocks[f"fb{stage}"] = part(0, stage, "forward", forward) + part(10, stage, "backward", backward)
+        warm = min(stages - 1 - stage, microbatches)
+        uses = [
+            BlockUse(f"f{stage}", warm, {"microbatch": "0+1"}),
+            BlockUse(f"fb{stage}", microbatches - warm, {"microbatch": f"{warm}+1"}),
+            BlockUse(f"b{stage}", warm, {"microbatch": f"{microbatches - warm}+1"}),
+        ]
+        programs.append([use for use in uses if use.repeat > 0])
+    axes = {"pp": stages} if world is None else {"pp": stages, "dp": world // stages}
+    trace = job(axes, *programs, blocks=blocks)
+    trace.ranks = RanksByAxis("pp", list(range(stages)))
+    return trace

@@ -108,21 +108,21 @@ def timelines(rank_class: int, table: OpTable, times: RowTimes) -> list[Timeline
     return found
 
 
-def rank_classes(node_class: Ints, tables: list[OpTable], table_of_node: list[int]) -> list[RankClass]:
+def rank_classes(node_class: Ints, table_of_node: list[int], flops: list[float]) -> list[RankClass]:
     """The classes with their ranks."""
     order = np.argsort(node_class, kind="stable")
     cuts = np.searchsorted(node_class[order], np.arange(len(table_of_node) + 1))
     return [
         RankClass(
             rank_class=c, count=int(cuts[c + 1] - cuts[c]), ranks=describe_ranks(order[cuts[c] : cuts[c + 1]]),
-            program=table_of_node[c], flops=float(tables[table_of_node[c]].flops.sum()),
+            program=table_of_node[c], flops=flops[c],
         )
         for c in range(len(table_of_node))
     ]  # fmt: skip
 
 
-def collective_uses(tables: Tables, node: int, times: RowTimes) -> list[CollectiveUse]:
-    """What one node communicated, by group and size."""
+def collective_uses(tables: Tables, node: int, times: RowTimes, weight: Floats) -> list[CollectiveUse]:
+    """What one node communicated, by group and size; row i counts ``weight[i]`` times."""
     variant = tables.variants.variants[tables.node_variant[node]]
     items = tables.variants.items[variant.program]
     slots = tables.node_slots[tables.node_slot_ptr[node] : tables.node_slot_ptr[node + 1]]
@@ -135,16 +135,17 @@ def collective_uses(tables: Tables, node: int, times: RowTimes) -> list[Collecti
         kind = tables.kinds[tables.group_kind[slots[number]]]
         plan = kind.plans[use_number]
         rows = np.array(listed)
-        seconds = float((times.end[rows] - times.transfer_start[rows]).mean())
+        count = weight[rows]
+        seconds = float(np.average(times.end[rows] - times.transfer_start[rows], weights=count))
         collective = slot.kind if slot.kind != "collective" else use.collective
         algbw = use.bytes / seconds if seconds > 0 else None
         factor = bus_factor(use.collective, kind.size) if slot.kind == "collective" else 1.0
         found.append(
             CollectiveUse(
-                collective=collective, group=kind.name, group_size=kind.size, rank_class=node, count=len(rows),
+                collective=collective, group=kind.name, group_size=kind.size, rank_class=node, count=round(count.sum()),
                 bytes=int(use.bytes), dtype=use.dtype, algorithm=plan.algorithm, seconds=seconds,
                 alone_seconds=plan.alone_seconds,
-                wait_seconds=float((times.transfer_start[rows] - times.start[rows]).mean()),
+                wait_seconds=float(np.average(times.transfer_start[rows] - times.start[rows], weights=count)),
                 algbw_bytes_per_second=algbw,
                 busbw_bytes_per_second=None if algbw is None or not factor else algbw * factor,
                 congestion=max(0.0, (seconds - plan.alone_seconds) / seconds) if seconds > 0 else None,

@@ -45,11 +45,21 @@ class NodeTimes:
 
 
 @dataclass(frozen=True)
+class Executions:
+    """Every time a group did something: when (seconds), which group, which use of it."""
+
+    start: Floats
+    end: Floats
+    group: Ints
+    use: Ints
+
+
+@dataclass(frozen=True)
 class Run:
-    """Times of all nodes, bytes that the largest flow of each phase row carried in all, and how much work it was."""
+    """Times of all nodes, what the groups did, and how much work it was."""
 
     nodes: list[NodeTimes]
-    phase_bytes: Floats
+    transfers: Executions
     executions: int
     events: int
     solves: int
@@ -57,9 +67,8 @@ class Run:
 
 @dataclass(frozen=True)
 class ReadyPhase:
-    """A phase of a group, ready to run; ``row`` is its phase row in the tables."""
+    """A phase of a group, ready to run."""
 
-    row: int
     route: Route
     amount: float
     latency: float
@@ -68,10 +77,11 @@ class ReadyPhase:
 class Group:
     """One group while the replay runs: who has arrived for the collective it is at."""
 
-    __slots__ = ("arrived", "engine", "need", "uses")
+    __slots__ = ("arrived", "engine", "index", "need", "uses")
 
-    def __init__(self, engine: Engine, need: int, uses: dict[int, tuple[ReadyPhase, ...]]) -> None:
+    def __init__(self, engine: Engine, index: int, need: int, uses: dict[int, tuple[ReadyPhase, ...]]) -> None:
         self.engine = engine
+        self.index = index
         self.need = need
         self.uses = uses
         self.arrived: list[tuple[Node, int, int]] = []
@@ -87,7 +97,13 @@ class Group:
         for member, _, posted in arrived:
             member.transfer_start[posted] = now
             member.arrived_last[posted] = node.index
-        self.engine.transfer(self.uses[use], 0, arrived)
+        engine = self.engine
+        execution = len(engine.transfer_start)
+        engine.transfer_start.append(now)
+        engine.transfer_end.append(now)
+        engine.transfer_group.append(self.index)
+        engine.transfer_use.append(use)
+        engine.transfer(execution, self.uses[use], 0, arrived)
 
 
 class Node:
@@ -150,7 +166,10 @@ class Engine:
         self.finished = 0
         self.ready: list[tuple[Node, int]] = []
         self.draining = False
-        self.phase_bytes = [0.0] * len(tables.phase_latency)
+        self.transfer_start: list[float] = []
+        self.transfer_end: list[float] = []
+        self.transfer_group: list[int] = []
+        self.transfer_use: list[int] = []
         groups = self._groups()
         slots = tables.node_slots.tolist()
         ptr = tables.node_slot_ptr.tolist()
@@ -175,12 +194,10 @@ class Engine:
         for g, (kind, need) in enumerate(zip(tables.group_kind.tolist(), tables.group_need.tolist(), strict=True)):
             base = start[g]
             uses = {
-                use: tuple(
-                    ReadyPhase(base + p, routes[base + p], amount, latency[base + p]) for p, amount in plan.phases
-                )
+                use: tuple(ReadyPhase(routes[row], amount, latency[row]) for row, amount in plan.rows(base))
                 for use, plan in tables.kinds[kind].plans.items()
             }
-            groups.append(Group(self, need, uses))
+            groups.append(Group(self, g, need, uses))
         return groups
 
     def run(self) -> Run:
@@ -195,7 +212,12 @@ class Engine:
             raise explain(self.nodes, self.tables.node_name)
         return Run(
             nodes=[_times(node) for node in self.nodes],
-            phase_bytes=np.array(self.phase_bytes),
+            transfers=Executions(
+                start=np.array(self.transfer_start),
+                end=np.array(self.transfer_end),
+                group=np.array(self.transfer_group, dtype=np.int64),
+                use=np.array(self.transfer_use, dtype=np.int64),
+            ),
             executions=sum(len(node.items.source) for node in self.nodes),
             events=self.clock.events,
             solves=self.network.counters.solves,
@@ -306,14 +328,16 @@ class Engine:
 
     # -- transfers
 
-    def transfer(self, phases: tuple[ReadyPhase, ...], at: int, members: list[tuple[Node, int, int]]) -> None:
+    def transfer(
+        self, execution: int, phases: tuple[ReadyPhase, ...], at: int, members: list[tuple[Node, int, int]]
+    ) -> None:
         """Run phase ``at`` and those after it, then end the message for all members."""
         if at == len(phases):
+            self.transfer_end[execution] = self.clock._now
             self._end_messages(members)
             return
         phase = phases[at]
-        self.phase_bytes[phase.row] += phase.amount
-        after = partial(self.transfer, phases, at + 1, members)
+        after = partial(self.transfer, execution, phases, at + 1, members)
         route = phase.route
         if route.private or not route.links:
             seconds = phase.latency

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from emulator.replay.engine import Executions
 from emulator.replay.tables import Tables
 from emulator.result.schema import LinkUse
 from emulator.topology.graph import Topology
@@ -25,6 +26,20 @@ class Loads:
     bytes: Floats
     alike: Ints
     users: list[frozenset[str]]
+
+
+def phase_bytes(tables: Tables, transfers: Executions, weight: Floats) -> Floats:
+    """Bytes of the largest flow of every phase row in all; execution i counts ``weight[i]`` times."""
+    found = np.zeros(len(tables.phase_latency))
+    uses = len(tables.variants.uses)
+    pair, which = np.unique(transfers.group * uses + transfers.use, return_inverse=True)
+    times = np.bincount(which.ravel(), weight, minlength=len(pair))
+    start = tables.phase_start.tolist()
+    for code, count in zip(pair.tolist(), times.tolist(), strict=True):
+        group, use = divmod(code, uses)
+        for row, amount in tables.kinds[int(tables.group_kind[group])].plans[use].rows(start[group]):
+            found[row] += count * amount
+    return found
 
 
 def loads_of(tables: Tables, phase_bytes: Floats, size: Ints | None = None, names: Ints | None = None) -> Loads:

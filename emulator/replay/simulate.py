@@ -19,20 +19,25 @@ from emulator.replay.collect import (
     rank_classes,
     timelines,
 )
-from emulator.replay.engine import Engine
+from emulator.replay.columns import RowTimes
+from emulator.replay.engine import Engine, Run
 from emulator.replay.fold import Quotient, coloured, whole
 from emulator.replay.groups import build_groups
-from emulator.replay.loads import hottest
+from emulator.replay.loads import hottest, phase_bytes
 from emulator.replay.perturb import Perturbation
 from emulator.replay.plans import Planner, parse_algorithms
 from emulator.replay.reduce import drop_unsaturable
+from emulator.replay.repeats import Jump, find_jumps, late_tags, weights
 from emulator.replay.tables import build_tables
-from emulator.replay.variants import Variants, build_variants
-from emulator.result.schema import CollectiveUse, Folding, LinkUse, OpTable, RankClass, Timeline
+from emulator.replay.variants import Variant, Variants, build_variants
+from emulator.result.schema import CollectiveUse, Folding, LinkUse, Omitted, OpTable, RankClass, Timeline
 from emulator.result.schema import Engine as EngineInfo
 from emulator.topology.graph import Topology
-from emulator.trace.expand import rows, templates
+from emulator.trace.expand import Rows, rows, templates
+from emulator.trace.repeats import Cut, shorten
 from emulator.trace.schema import Op, RankNumber, Trace
+
+_KEPT_INSTANCES = 24  # of a long repeat, at first
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Replay:
     links: list[LinkUse]
     links_carrying_traffic: int
     folding: Folding
+    omitted: list[Omitted]
     engine: EngineInfo
     time_sources: dict[str, int]
     notes: list[str]
@@ -77,6 +83,7 @@ class Options:
     closed_form: bool = True
     drop_unsaturable: bool = True
     private_routes: bool = True
+    jump_repeats: bool = True
 
 
 def simulate(
@@ -90,12 +97,65 @@ def simulate(
     Raises InputError if the job does not fit, AnswerIsNo if the replay cannot go on.
     """
     began = time.process_time()
-    trace = job.trace
-    if trace.world_size > topology.accelerators:
+    if job.trace.world_size > topology.accelerators:
         raise InputError(
-            f"the job has {trace.world_size} ranks, {topology.name} has {topology.accelerators} accelerators",
+            f"the job has {job.trace.world_size} ranks, {topology.name} has {topology.accelerators} accelerators",
             source=job.name or topology.name,
         )
+    keep, spans = _KEPT_INSTANCES, list[int]()
+    while True:
+        trace, cuts = shorten(job.trace, keep, spans) if _may_jump(job, options) else (job.trace, [])
+        attempt = _attempt(trace, cuts, job, topology, options, progress)
+        jumps = attempt.jumps()
+        if jumps is None:
+            keep, spans = keep * 4, []  # not steady yet: look longer, in the end at everything
+        elif any(jump.left for jump in jumps):
+            spans = [jump.span for jump in jumps]  # leave out whole periods only
+        else:
+            return _replay(attempt, jumps, job, topology, options, time.process_time() - began)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One run of a trace (with all its instances, or with some cut out)."""
+
+    trace: Trace
+    cuts: list[Cut]
+    ops: list[Op]
+    unrolled: list[Rows]
+    variants: Variants
+    quotient: Quotient
+    run: Run
+    times: list[RowTimes]
+    notes: list[str]
+
+    @property
+    def variant_of_node(self) -> list[Variant]:
+        """The variant that each node runs."""
+        return [self.variants.variants[v] for v in self.quotient.tables.node_variant.tolist()]
+
+    def jumps(self) -> list[Jump] | None:
+        """How the cuts are made up for; None if the run was not steady where they are."""
+        if not self.cuts:
+            return []
+        if any(variant.row_issue is not None for variant in self.variants.variants):
+            return None  # a host that runs ahead does so without bound: there is no steady state
+        return find_jumps(self.cuts, [(v.program, t) for v, t in zip(self.variant_of_node, self.times, strict=True)])
+
+
+def _may_jump(job: Job, options: Options) -> bool:
+    changes = options.perturbation.changes if options.perturbation is not None else ()
+    return options.jump_repeats and not any(change.start > 0 or change.end is not None for change in changes)
+
+
+def _attempt(
+    trace: Trace,
+    cuts: list[Cut],
+    job: Job,
+    topology: Topology,
+    options: Options,
+    progress: Callable[[int, int], None] | None,
+) -> _Attempt:
     ops = templates(trace).ops
     unrolled = [rows(trace, p, job.name) for p in range(len(trace.programs))]
     factor = None if options.perturbation is None else options.perturbation.compute_factor(trace.world_size)
@@ -103,27 +163,42 @@ def simulate(
     quotient, notes = _quotient(trace, ops, variants, topology, options)
     tables = quotient.tables
     run = Engine(tables, progress, private_routes=options.private_routes).run()
+    times = [node_row_times(tables, run, node) for node in range(len(tables.node_variant))]
+    return _Attempt(trace, cuts, ops, unrolled, variants, quotient, run, times, notes)
 
-    texts = TextColumns.of(ops, job.sources)
+
+def _replay(
+    attempt: _Attempt, jumps: list[Jump], job: Job, topology: Topology, options: Options, cpu_seconds: float
+) -> Replay:
+    """Put a run together, with the periods that were jumped over."""
+    tables, run = attempt.quotient.tables, attempt.run
+    texts = TextColumns.of(attempt.ops, job.sources)
     table_of_program: dict[int, int] = {}
     programs: list[OpTable] = []
     table_of_node: list[int] = []
     timeline: list[Timeline] = []
     collectives: list[CollectiveUse] = []
-    step = 0.0
-    for node, v in enumerate(tables.node_variant.tolist()):
-        variant = variants.variants[v]
+    flops: list[float] = []
+    executed: list[float] = []
+    for node, (variant, times) in enumerate(zip(attempt.variant_of_node, attempt.times, strict=True)):
         if variant.program not in table_of_program:
             table_of_program[variant.program] = len(programs)
-            items = variants.items[variant.program]
-            programs.append(op_table(items, ops, texts, variant.message_use, tables, node))
+            items = attempt.variants.items[variant.program]
+            made = op_table(items, attempt.ops, texts, variant.message_use, tables, node)
+            for tag, later in late_tags(attempt.cuts, jumps, variant.program, times.end).items():
+                setattr(made, tag, getattr(made, tag) + later)
+            programs.append(made)
+        table = programs[table_of_program[variant.program]]
         table_of_node.append(table_of_program[variant.program])
-        times = node_row_times(tables, run, node)
-        step = max(step, float(times.end.max(initial=0.0)))
-        timeline += timelines(node, programs[table_of_node[-1]], times)
-        collectives += collective_uses(tables, node, times)
-    links, carrying = hottest(quotient.loads(run.phase_bytes), tables, topology, step)
-    classes = rank_classes(quotient.node_class, programs, table_of_node)
+        weight = weights(jumps, times.end)
+        timeline += timelines(node, table, times)
+        collectives += collective_uses(tables, node, times, weight)
+        flops.append(float(table.flops @ weight))
+        executed.append(float(weight.sum()))
+    classes = rank_classes(attempt.quotient.node_class, table_of_node, flops)
+    step = max(float(times.end.max(initial=0.0)) for times in attempt.times) + sum(jump.seconds for jump in jumps)
+    carried = phase_bytes(tables, run.transfers, weights(jumps, run.transfers.end))
+    links, carrying = hottest(attempt.quotient.loads(carried), tables, topology, step)
     return Replay(
         step_seconds=step,
         ranks=classes,
@@ -134,20 +209,21 @@ def simulate(
         links_carrying_traffic=carrying,
         folding=Folding(
             enabled=options.folding,
-            method=quotient.method,
+            method=attempt.quotient.method,
             rank_classes=len(tables.node_variant),
-            ranks=trace.world_size,
+            ranks=attempt.trace.world_size,
             group_classes=len(tables.group_kind),
-            groups=quotient.groups,
+            groups=attempt.quotient.groups,
             link_classes=len(tables.capacity),
             links=topology.links,
-            rounds=quotient.rounds,
+            rounds=attempt.quotient.rounds,
             op_executions=run.executions,
-            op_executions_represented=sum(c.count * len(programs[c.program].layer) for c in classes),
+            op_executions_represented=round(sum(c.count * n for c, n in zip(classes, executed, strict=True))),
         ),
-        engine=EngineInfo(events=run.events, solves=run.solves, cpu_seconds=time.process_time() - began),
+        omitted=[Omitted(jump.at, jump.period, jump.count) for jump in jumps],
+        engine=EngineInfo(events=run.events, solves=run.solves, cpu_seconds=cpu_seconds),
         time_sources=_count_sources(programs),
-        notes=[*notes, *_void_notes([u.void_deps for u in unrolled])],
+        notes=[*attempt.notes, *_void_notes([u.void_deps for u in attempt.unrolled])],
     )
 
 

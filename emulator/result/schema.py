@@ -6,9 +6,14 @@ times form a *class*; all columns are per class. Times are in seconds from the s
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from emulator.errors import InputError
 
 SCHEMA = "emu-result/1"
 
@@ -280,6 +285,17 @@ class Folding(msgspec.Struct):
     op_executions_represented: int
 
 
+class Omitted(msgspec.Struct):
+    """A steady state that the timeline shows once: at ``at_seconds`` of the time shown, ``count`` periods were left out.
+
+    What the shown period before it holds happened ``count`` times more; what comes after is later by their length.
+    """
+
+    at_seconds: float
+    period_seconds: float
+    count: int
+
+
 class Engine(msgspec.Struct):
     """How the answer was found; the only part that differs between identical runs."""
 
@@ -308,7 +324,36 @@ class Result(msgspec.Struct, tag_field="schema", tag=SCHEMA):
     mfu: float | None = None
     tokens_per_second: float | None = None
     timeline_file: str | None = None
-    critical_path: CriticalPath | None = None
+    omitted: list[Omitted] = []
+    path: CriticalPath | None = msgspec.field(name="critical_path", default=None)
     what_if: list[WhatIf] = []
     link_loads: list[LinkLoad] = []
     memory: list[MemoryUse] = []
+
+    def spans(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Every span as columns of a table, see ``emulator.result.columns.span_columns``."""
+        from emulator.result.columns import span_columns  # noqa: PLC0415  (it needs this module)
+
+        return span_columns(self)
+
+    def critical_path(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The critical path as columns of a table, first stretch first; ``end - start`` adds up to the step."""
+        from emulator.result.columns import path_columns  # noqa: PLC0415
+
+        return path_columns(self)
+
+    def partition(self) -> dict[str, Partition]:
+        """The partition of every rank class, by its ranks ("0-7,16")."""
+        return {ranks.ranks: ranks.partition for ranks in self.ranks if ranks.partition is not None}
+
+    def bubble(self) -> dict[str, Bubble]:
+        """The bubble by cause of every rank class that sends or receives, by its ranks."""
+        return {ranks.ranks: ranks.bubble for ranks in self.ranks if ranks.bubble is not None}
+
+    def to_pandas(self) -> Any:
+        """Every span as a pandas DataFrame. Raises InputError where pandas is not installed."""
+        try:
+            pandas = import_module("pandas")  # an extra: nothing else needs it
+        except ImportError:
+            raise InputError("pandas is not installed", remedy="pip install pandas") from None
+        return pandas.DataFrame(self.spans())
