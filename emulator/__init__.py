@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from emulator.api import run as run
     from emulator.capture import Recorder as Recorder, record as record
+    from emulator.many import run_many as run_many
+    from emulator.many import sweep as sweep
     from emulator.result.io import read as read_result
     from emulator.trace.check import load as load_trace
 
-__all__ = ["Recorder", "load_trace", "read_result", "record", "run"]
+__all__ = ["Recorder", "load_trace", "read_result", "record", "run", "run_many", "sweep"]
 __version__ = "0.1.0"
 
 # Looked up when asked for: `import emulator` loads neither torch nor anything else that is slow.
 _LAZY = {
     "run": ("emulator.api", "run"),
+    "run_many": ("emulator.many", "run_many"),
+    "sweep": ("emulator.many", "sweep"),
     "record": ("emulator.capture", "record"),
     "Recorder": ("emulator.capture", "Recorder"),
     "load_trace": ("emulator.trace.check", "load"),

@@ -6,6 +6,8 @@ reason; the command line prints ``emu: FILE: PLACE: REASON`` and leaves with the
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class EmuError(Exception):
     """Something the user has to know, in one line.
@@ -23,8 +25,16 @@ class EmuError(Exception):
         self.place = place
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.reason, self.source, self.place, self.remedy)
+
     def __str__(self) -> str:
         return ": ".join(part for part in (self.source, self.place, self.reason) if part)
+
+
+def _rebuild(kind: type[EmuError], reason: str, source: str, place: str, remedy: str) -> EmuError:
+    """An error that another process raised."""
+    return kind(reason, source=source, place=place, remedy=remedy)
 
 
 class InputError(EmuError):

@@ -20,7 +20,7 @@ from emulator.trace.repeats import Cut, Site
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_PERIODS = 4  # an op lasts less than a period, so two would do
+_PERIODS = 2  # an op lasts less than a period: what began before the last one was seen to begin a period earlier
 _SPANS = 12  # instances that a period may span
 _SAME = 1e-9  # of the period
 
@@ -114,7 +114,7 @@ def _periodic(events: Floats, since: float, until: float, period: float, span: i
     events = events[:, ~np.isnan(events).all(axis=0)]
     steps = events[span:] - events[:-span]
     inside = (events[span:] > since) & (events[span:] <= until)
-    enough = np.count_nonzero(inside, axis=0) >= (_PERIODS - 1) * span
+    enough = np.count_nonzero(inside, axis=0) >= _PERIODS * span - 1
     return bool(enough.all()) and bool((np.abs(steps[inside] - period) <= _SAME * period).all())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,8 @@ from emulator.trace.expand import Rows, rows, templates
 from emulator.trace.repeats import Cut, shorten
 from emulator.trace.schema import Op, RankNumber, Trace
 
-_KEPT_INSTANCES = 24  # of a long repeat, at first
+_KEPT_INSTANCES = 32  # of a long repeat, at first
+_SPAN = 24  # instances are left out in multiples of this, which most periods divide
 
 
 @dataclass(frozen=True)
@@ -102,15 +104,15 @@ def simulate(
             f"the job has {job.trace.world_size} ranks, {topology.name} has {topology.accelerators} accelerators",
             source=job.name or topology.name,
         )
-    keep, spans = _KEPT_INSTANCES, list[int]()
+    keep, span = _KEPT_INSTANCES, _SPAN
     while True:
-        trace, cuts = shorten(job.trace, keep, spans) if _may_jump(job, options) else (job.trace, [])
+        trace, cuts = shorten(job.trace, keep, span) if _may_jump(job, options) else (job.trace, [])
         attempt = _attempt(trace, cuts, job, topology, options, progress)
         jumps = attempt.jumps()
         if jumps is None:
-            keep, spans = keep * 4, []  # not steady yet: look longer, in the end at everything
+            keep *= 4  # not steady yet: look longer, in the end at everything
         elif any(jump.left for jump in jumps):
-            spans = [jump.span for jump in jumps]  # leave out whole periods only
+            span = lcm(span, *(jump.span for jump in jumps))  # leave out whole periods only
         else:
             return _replay(attempt, jumps, job, topology, options, time.process_time() - began)
 

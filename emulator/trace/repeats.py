@@ -6,7 +6,6 @@ shape: whoever sent one message less now also receives one less.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -36,14 +35,14 @@ class Cut:
     sites: list[Site]
 
 
-def shorten(trace: Trace, keep: int, spans: Sequence[int] = ()) -> tuple[Trace, list[Cut]]:
+def shorten(trace: Trace, keep: int, span: int = 1) -> tuple[Trace, list[Cut]]:
     """The trace with about ``keep`` instances left in its long repeats, and what was cut (nothing: the trace itself).
 
-    A repeat is long if it has more than twice ``keep`` instances. Programs have to agree in how many long repeats they
-    have; the k-th of each is cut by the same number, a multiple of ``spans[k]`` where that is given.
+    A repeat is long if it has more than 2 x ``keep`` + ``span`` instances. Programs have to agree in how many long
+    repeats they have; the k-th of each is cut by the same number, a multiple of ``span``.
     """
     long = [
-        [i for i, item in enumerate(program.ops) if isinstance(item, BlockUse) and item.repeat > 2 * keep]
+        [i for i, item in enumerate(program.ops) if isinstance(item, BlockUse) and item.repeat > 2 * keep + span]
         for program in trace.programs
     ]
     if len({len(places) for places in long}) != 1 or not long[0]:
@@ -52,7 +51,7 @@ def shorten(trace: Trace, keep: int, spans: Sequence[int] = ()) -> tuple[Trace, 
     for k in range(len(long[0])):
         repeats = [_use(program, places[k]).repeat for program, places in zip(trace.programs, long, strict=True)]
         count = min(repeats) - keep
-        counts.append(count - count % spans[k] if spans else count)
+        counts.append(count - count % span)
     programs = []
     sites: list[list[Site]] = [[] for _ in counts]
     for program, places in zip(trace.programs, long, strict=True):
