@@ -20,12 +20,16 @@ _DIGITS = 9  # links whose loads agree to so many digits are shown as one
 
 @dataclass(frozen=True)
 class Loads:
-    """Bytes carried by ``link[i]`` and by each of the ``alike[i]`` links that stand with it."""
+    """Bytes carried by ``link[i]`` and by each of the ``alike[i]`` links that stand with it.
+
+    Links with equal ``users[i]`` are used by the same groups: ``names[i]`` of those, listed once per number.
+    """
 
     link: Ints
     bytes: Floats
     alike: Ints
-    users: list[frozenset[str]]
+    users: Ints
+    names: list[tuple[str, ...]]
 
 
 def phase_bytes(tables: Tables, transfers: Executions, weight: Floats) -> Floats:
@@ -49,57 +53,70 @@ def loads_of(tables: Tables, phase_bytes: Floats, size: Ints | None = None, name
     row = np.repeat(np.arange(len(tables.phase_latency)), np.diff(tables.phase_ptr))
     carried: Floats = np.bincount(tables.phase_link, tables.phase_weight * phase_bytes[row], count).astype(np.float64)
     used = np.flatnonzero(carried > 0)
-    users = _users(tables, row)
+    users, sets = _users(tables, row, used)
     return Loads(
         link=used if names is None else names[used],
         bytes=carried[used],
         alike=np.ones(len(used), dtype=np.int64) if size is None else size[used],
-        users=[users[link] for link in used.tolist()],
+        users=users,
+        names=sets,
     )
 
 
-def _users(tables: Tables, row: Ints) -> dict[int, frozenset[str]]:
-    """Names of the groups on each link."""
-    name_of_kind = np.array([kind.name for kind in tables.kinds] or [""])
-    names, code = np.unique(name_of_kind, return_inverse=True)
-    group = np.repeat(np.arange(len(tables.group_kind)), np.diff(tables.phase_start))[row]
-    pairs = np.unique(tables.phase_link * len(names) + code.ravel()[tables.group_kind[group]])
-    users: dict[int, set[str]] = {}
-    for link, name in zip((pairs // len(names)).tolist(), (pairs % len(names)).tolist(), strict=True):
-        users.setdefault(link, set()).add(str(names[name]))
-    return {link: frozenset(found) for link, found in users.items()}
+def _users(tables: Tables, row: Ints, used: Ints) -> tuple[Ints, list[tuple[str, ...]]]:
+    """Which groups are on each of the ``used`` links: a number per link, and the names for each number."""
+    names, name_of_kind = np.unique([kind.name for kind in tables.kinds] or [""], return_inverse=True)
+    group = np.repeat(np.arange(len(tables.group_kind)), np.diff(tables.phase_start))
+    name = name_of_kind.ravel()[tables.group_kind[group]][row]
+    number = np.zeros(len(used), dtype=np.int64)
+    sets: list[tuple[str, ...]] = [()]
+    for code, text in enumerate(names.tolist()):  # names are few; links are many
+        here = np.zeros(len(tables.capacity), dtype=bool)
+        here[tables.phase_link[name == code]] = True
+        pair, number = np.unique(number * 2 + here[used], return_inverse=True)
+        number = number.ravel()
+        sets = [(*sets[old], text) if on else sets[old] for old, on in (divmod(p, 2) for p in pair.tolist())]
+    return number, sets
 
 
 def hottest(loads: Loads, tables: Tables, topology: Topology, step: float) -> tuple[list[LinkUse], int]:
     """The links that were used most, links with equal loads as one, and how many links carried anything."""
-    possible = _possible_bytes(topology.capacity, tables.link_events, step)
-    share = loads.bytes / possible[loads.link] if step > 0 else np.zeros(len(loads.link))
-    merged: dict[tuple[object, ...], list[int]] = {}
-    for i in np.lexsort((loads.link, -share)).tolist():
-        link = int(loads.link[i])
-        key = (
-            int(topology.link_level[link]), float(topology.capacity[link]), link in tables.link_events,
-            f"{loads.bytes[i]:.{_DIGITS}g}", loads.users[i],
-        )  # fmt: skip
-        merged.setdefault(key, []).append(i)
+    share = loads.bytes / _possible_bytes(loads.link, topology.capacity, tables.link_events, step)
+    _, load = np.unique(_rounded(loads.bytes), return_inverse=True)
+    _, capacity = np.unique(topology.capacity[loads.link], return_inverse=True)
+    changes = np.isin(loads.link, list(tables.link_events))
+    code = load.ravel()
+    for column in (capacity.ravel(), topology.link_level[loads.link], loads.users, changes.astype(np.int64)):
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, first, kind = np.unique(code, return_index=True, return_inverse=True)
+    alike = np.bincount(kind.ravel(), loads.alike, minlength=len(first))
+    order = np.lexsort((loads.link[first], -share[first]))
     found = []
-    for members in list(merged.values())[:_LISTED]:
-        i = members[0]
+    for k in order[:_LISTED].tolist():
+        i = int(first[k])
         link = int(loads.link[i])
         found.append(
             LinkUse(
                 link=topology.link_name(link), level=topology.level_names[topology.link_level[link]],
-                count=int(loads.alike[members].sum()), capacity_bytes_per_second=float(topology.capacity[link]),
-                bytes=float(loads.bytes[i]), utilisation=float(share[i]), groups=sorted(loads.users[i]),
+                count=int(alike[k]), capacity_bytes_per_second=float(topology.capacity[link]),
+                bytes=float(loads.bytes[i]), utilisation=float(share[i]), groups=list(loads.names[loads.users[i]]),
             )
         )  # fmt: skip
     return found, int(loads.alike.sum())
 
 
-def _possible_bytes(capacity: Floats, events: dict[int, tuple[tuple[float, float], ...]], step: float) -> Floats:
-    """What every link could have carried during the step."""
-    possible = capacity * step
-    for link, changes in events.items():
+def _rounded(x: Floats) -> Floats:
+    scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(x)))
+    return np.asarray(np.round(x * scale) / scale, dtype=np.float64)
+
+
+def _possible_bytes(
+    links: Ints, capacity: Floats, events: dict[int, tuple[tuple[float, float], ...]], step: float
+) -> Floats:
+    """What each of the links could have carried during the step."""
+    possible = capacity[links] * step
+    for i in np.flatnonzero(np.isin(links, list(events))).tolist():
+        changes = events[int(links[i])]
         ends = [min(time, step) for time, _ in changes[1:]] + [step]
-        possible[link] = sum(value * (end - min(time, step)) for (time, value), end in zip(changes, ends, strict=True))
+        possible[i] = sum(value * (end - min(time, step)) for (time, value), end in zip(changes, ends, strict=True))
     return possible
