@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from emulator import assets
 from emulator.cost.lower import Lowered, lower
 from emulator.cost.roofline import Timed, time_ops
@@ -16,6 +19,7 @@ from emulator.result.schema import DeviceInfo, Result, TopologyInfo, TraceInfo
 from emulator.topology.devices import Device, device_names, load_device
 from emulator.topology.graph import Topology
 from emulator.topology.load import load as load_topology
+from emulator.topology.placement import place
 from emulator.trace.check import load as load_trace
 from emulator.trace.expand import templates
 from emulator.trace.io import SUFFIXES
@@ -40,6 +44,16 @@ class OpenJob:
     timed: Timed
     overrides: Mapping[str, str] = field(default_factory=dict)
 
+    def placement(self, how: str, seed: int = 0) -> NDArray[np.int64] | None:
+        """The accelerator of each rank for a placement by name or file (:mod:`emulator.topology.placement`).
+
+        None for the plain one, rank r on accelerator r.
+        """
+        if how == "linear":
+            return None
+        axes = dict(zip(self.trace.mesh.axes, self.trace.mesh.shape, strict=True))
+        return place(how, self.topology, self.trace.world_size, axes=axes, seed=seed)
+
     def run(self, options: Options = Options(), progress: Progress | None = None) -> Result:  # noqa: B008  (frozen)
         """Replay it. Raises InputError if it does not fit, AnswerIsNo if the replay cannot go on."""
         job = Job(trace=self.lowered.trace, seconds=self.timed.seconds, sources=self.timed.source, name=self.name)
@@ -49,7 +63,7 @@ class OpenJob:
                 "the step takes no time: the trace has no op that computes or communicates", source=self.name
             )
         result = _result(self, replay)
-        result.warnings = _warnings(self, replay)
+        result.warnings = _warnings(self, replay, options)
         return fill(result)
 
 
@@ -135,7 +149,7 @@ def _result(job: OpenJob, replay: Replay) -> Result:
     )  # fmt: skip
 
 
-def _warnings(job: OpenJob, replay: Replay) -> list[str]:
+def _warnings(job: OpenJob, replay: Replay, options: Options) -> list[str]:
     """Everything that was skipped, guessed or defaulted, counted."""
     device = job.device
     found = []
@@ -153,6 +167,11 @@ def _warnings(job: OpenJob, replay: Replay) -> list[str]:
         f" {format_seconds(jump.at_seconds)} are counted, not shown one by one"
         for jump in replay.omitted
     ]
+    if options.placement is not None and np.array_equal(options.placement, np.arange(len(options.placement))):
+        found.append("the placement changed nothing: every rank is where it would have been")
+    if replay.folding.enabled and replay.folding.ranks > 1 and replay.folding.rank_classes == replay.folding.ranks:
+        reason = " (hashed routing treats no two alike)" if job.topology.routing.startswith("ecmp") else ""
+        found.append(f"folding found no two ranks alike{reason}: all {replay.folding.ranks} were simulated")
     found += replay.notes
     if job.trace.meta.notes:
         listed = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in job.trace.meta.notes.items())

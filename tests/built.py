@@ -17,7 +17,7 @@ from emulator.topology.load import load
 
 def build(levels: dict[str, dict[str, Any]], ranks: int, **top: Any) -> Topology:
     """The topology of a file with these levels; links without a bandwidth get 1 GB/s."""
-    levels = {name: {"bandwidth": 1e9} | level for name, level in levels.items()}
+    levels = {name: ({} if level["kind"] == "graph" else {"bandwidth": 1e9}) | level for name, level in levels.items()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "made.yaml"
         path.write_text(yaml.safe_dump({"name": "made", "description": "-", "levels": levels} | top, sort_keys=False))

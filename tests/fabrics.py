@@ -34,6 +34,20 @@ class Explicit:
     def capacity(self):
         return np.array(self._capacity)
 
+    @property
+    def link_src(self):
+        """The accelerator that a link leaves (-1: a switch)."""
+        return np.array([name[-1] if self._at_accelerator(name, "up") else -1 for name in self.index])
+
+    @property
+    def link_dst(self):
+        """The accelerator that a link enters (-1: a switch)."""
+        return np.array([name[-1] if self._at_accelerator(name, "down") else -1 for name in self.index])
+
+    @staticmethod
+    def _at_accelerator(name, direction):
+        return direction in name and name[0] != "spine"
+
     def link(self, name):
         if name not in self.index:
             self.index[name] = len(self.index)

@@ -9,6 +9,7 @@ from built import build, tori
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator.errors import InputError
 from emulator.topology.devices import device_names
 from emulator.topology.graph import Topology
 from emulator.topology.load import load, presets
@@ -16,11 +17,14 @@ from emulator.topology.torus import cubic_shape
 
 
 def test_every_preset_says_what_it_is_and_where_its_figures_come_from() -> None:
-    assert [name for name, _ in presets()] == ["fattree", "fiber", "torus"]
+    names = [name for name, _ in presets()]
+    assert {"fattree", "torus", "fiber"} < set(names)
+    network_only = {"dragonfly", "slingshot", "tpu-8t-virgo"}
     for name, line in presets():
-        t = load(name, ranks=64)
-        assert line and t.sources and t.built and t.device in device_names()
-        assert t.accelerators == 64
+        t = load(name, ranks=8)
+        assert line and t.name == name and t.sources and t.built and t.accelerators in (8, 72)
+        assert (t.device is None) == (name in network_only)
+        assert t.device is None or t.device in device_names()
 
 
 # docs.nvidia.com/dgx-superpod, reference architecture, table of nodes, leaf, spine and core switches (radix 64)
@@ -169,3 +173,103 @@ def test_presets_need_no_networkx() -> None:
         "print(sorted({'networkx', 'torch', 'matplotlib', 'rich', 'simpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def capacities(t: Topology, level: str) -> set[float]:
+    return set(np.round(t.capacity[t.link_level == t.level_names.index(level)] / 1e6).tolist())  # MB/s
+
+
+# docs.nvidia.com and the other sources named in the files: rate out of an accelerator and between nodes, bytes/s
+@pytest.mark.parametrize(
+    ("name", "ranks", "inside", "outside"),
+    [
+        ("dgx-a100-superpod", 1120, 300e9 * 0.78, 25e9 * 0.94),
+        ("dgx-h100-superpod", 2048, 450e9 * 0.82, 50e9 * 0.94),
+        ("dgx-b200-superpod", 512, 900e9 * 0.76, 50e9 * 0.94),
+        ("gb200-superpod", 576, 900e9 * 0.76, 50e9 * 0.94),
+        ("h800-mpft", 2048, 200e9 * 0.8, 50e9 * 0.94),
+        ("roce-24k", 3072, 450e9 * 0.82, 50e9 * 0.94),
+    ],
+)
+def test_gpus_reach_the_published_rates(name: str, ranks: int, inside: float, outside: float) -> None:
+    t = load(name, ranks=ranks)
+    out = np.bincount(t.link_src, t.capacity, t.nodes)[: t.accelerators]
+    np.testing.assert_allclose(out, inside + outside, rtol=1e-9)
+    size = int((t.domain == 0).sum())
+    apart = t.route(np.array([0, 0]), np.array([1, ranks - size]))  # same place of the last node
+    assert t.capacity[apart.link[0]] == pytest.approx(inside)
+    assert t.capacity[apart.link[apart.ptr[1]]] == pytest.approx(outside)
+
+
+def test_roce_24k_has_pods_of_3072_and_seven_to_one_between_them() -> None:
+    t = load("roce-24k", ranks=24576)
+    assert "1,536 rack switches" in t.built and "8 pods" in t.built
+    assert t.facts.oversubscription["cluster"] == 1.0
+    assert t.facts.oversubscription["aggregation"] == pytest.approx(7, rel=0.01)
+    assert "pods" in load("roce-24k", ranks=3080).built and "pods" not in load("roce-24k", ranks=3072).built
+    assert t.facts.bisection == pytest.approx(24576 / 2 * 47e9 / 7, rel=0.01)
+
+
+def test_h800_planes_need_the_published_switches() -> None:
+    # arXiv 2505.09343, table 3: 16,384 endpoints with 768 switches, 8 planes of 64 leaves and 32 spines
+    t = load("h800-mpft", ranks=16384, overrides={"bundled": "false"})
+    kinds = {prefix: int(np.prod(shape)) for prefix, shape in t.node_names.groups[1:]}
+    assert kinds == {"node": 2048, "leaf": 8 * 64, "spine": 8 * 32}
+
+
+def test_gb200_racks_are_72_on_one_hop_and_eight_make_576() -> None:
+    rack = load("gb200-nvl72", ranks=72)
+    assert rack.facts.diameter == 2 and rack.power == 145e3
+    assert rack.capacity.sum() / 2 / 0.76 == pytest.approx(64.8e12)  # published: 130 TB/s, both directions
+    unit = load("gb200-superpod", ranks=576)
+    assert unit.power == pytest.approx(8 * 145e3)
+    assert len(set(unit.domain.tolist())) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "bisection"),
+    [("tpu-v4", 4096, 24e12), ("tpu-v6e", 256, 3.2e12), ("tpu-v5e", 256, 16 * 2 * 45e9), ("ironwood", 9216, 76.8e12)],
+)
+def test_tpu_pods_have_the_published_bisection(name: str, ranks: int, bisection: float) -> None:
+    assert load(name, ranks=ranks).facts.bisection == pytest.approx(bisection, rel=0.05)  # v4: 24 published, rounded
+
+
+def test_v5e_wraps_full_axes_only() -> None:
+    assert load("tpu-v5e", ranks=256).router.closed == (True, True)
+    assert load("tpu-v5e", ranks=128).router.closed == (False, True)
+    assert load("tpu-v5e", ranks=64).router.closed == (False, False)
+
+
+def test_slices_are_made_of_whole_cubes_where_they_can() -> None:
+    shapes = {n: load("tpu-v4", ranks=n).router.shape for n in (64, 128, 192, 512, 1024)}
+    assert shapes == {64: (4, 4, 4), 128: (4, 4, 8), 192: (4, 4, 12), 512: (8, 8, 8), 1024: (8, 8, 16)}
+    assert all(all(load("tpu-v4", ranks=n).router.closed) for n in shapes)
+
+
+def test_virgo_joins_pods_at_full_rate_and_no_pod_needs_it() -> None:
+    assert "virgo" not in load("tpu-8t-virgo", ranks=4096).built
+    t = load("tpu-8t-virgo", ranks=19200)
+    assert t.device is None and t.domain.max() == 1
+    assert t.router.inner.shape == (20, 20, 24)
+    # 47 Pbit/s over 134,400 chips
+    assert capacities(t, "Virgo") == {43700.0}
+    assert pytest.approx(47e15, rel=0.01) == 134400 * 43.7e9 * 8
+    assert t.facts.oversubscription == {"virgo2": 1.0}
+
+
+def test_dragonflies_have_the_published_counts() -> None:
+    t = load("slingshot", ranks=37888)
+    assert len(t.switches) == 74 * 32
+    far = t.link_level == t.level_names.index("Slingshot global")
+    assert t.cables[far].sum() == 74 * 73 * 4
+    assert t.facts.diameter == 5  # three between switches and two to the ends
+    balanced = load("dragonfly", ranks=16 * 32 * 4)
+    assert len(balanced.switches) == 128
+    with pytest.raises(InputError, match="261,632"):
+        load("dragonfly", ranks=261633)
+
+
+def test_a_preset_may_build_on_another() -> None:
+    short, long = load("fattree", ranks=64), load("dgx-h100-superpod", ranks=64)
+    np.testing.assert_array_equal(short.capacity, long.capacity)
+    assert short.name == "fattree" and short.sources == long.sources and short.power == long.power

@@ -13,6 +13,7 @@ from emulator.topology.load import load
 NODE = {"kind": "switch", "size": 4, "bandwidth": "450 GB/s"}
 LEAF = {"kind": "tier", "radix": 8, "bandwidth": "400 Gbit/s"}
 TORUS = {"kind": "torus", "bandwidth": "45 GB/s"}
+FLY = {"kind": "dragonfly", "bandwidth": 1, "hosts": 1, "routers": 2, "globals": 1}
 A, B = {"id": "a", "kind": "accel"}, {"id": "b", "kind": "accel"}
 
 
@@ -50,9 +51,46 @@ YAML_FAULTS = {
     "rails without a spine": (levels(node=NODE, leaf=LEAF | {"rails": 4}), "disconnected"),
     "rails that do not divide": (levels(node=NODE, leaf=LEAF | {"rails": 3}), "do not divide"),
     "switch without ports": (levels(node=NODE, leaf=LEAF | {"radix": 2}), "ports down"),
-    "two kinds that do not mix": (levels(node=NODE, ici=TORUS), "do not go together"),
-    "switch outside": (levels(leaf=LEAF, node=NODE), "do not go together"),
     "torus too small": (levels(ici=TORUS | {"shape": "2x2"}), "holds 4 accelerators, the job needs 8"),
+    "kind is a list": (levels(node={"kind": ["switch"]}), "is unknown"),
+    "level is nothing": ("name: x\ndescription: x\nlevels: {node: null}", "Expected `object`, got `null`"),
+    "torus beyond memory": (levels(ici=TORUS | {"shape": "99999x99999x999"}), "too many to build"),
+    "mesh beyond memory": (levels(all={"kind": "full_mesh", "bandwidth": 1, "size": 99999}), "too many to build"),
+    "dragonfly beyond memory": (levels(d=FLY | {"routers": 99999}), "too many to build"),
+    "bandwidth without end": (levels(node=NODE | {"bandwidth": float("inf")}), "inf is not a finite number"),
+    "latency that is no number": (levels(node=NODE | {"latency": float("nan")}), "nan is not a finite number"),
+    "torus that cannot be twisted": (levels(ici=TORUS | {"shape": "4x4x4", "twist": True}), "4x4x4 cannot be twisted"),
+    "twisted mesh": (levels(ici=TORUS | {"shape": "2x4", "twist": True, "wrap": False}), "closes all its axes"),
+    "hypercube of no power of two": (
+        levels(c={"kind": "hypercube", "bandwidth": 1, "size": 12}),
+        "12 is not a power of",
+    ),
+    "hypercube too small": (
+        levels(c={"kind": "hypercube", "bandwidth": 1, "size": 4}),
+        "4 is too few, the job needs 8",
+    ),
+    "dragonfly without parameters": (levels(d={"kind": "dragonfly", "bandwidth": 1}), "missing required field `hosts`"),
+    "dragonfly too small": (levels(d=FLY | {"groups": 2}), "holds 4 accelerators, the job needs 8"),
+    "dragonfly with too many groups": (
+        levels(d=FLY | {"groups": 4}),
+        "4 groups need 3 global ports each, 2 routers have 2",
+    ),
+    "four tiers": (levels(a=LEAF, b=LEAF, c=LEAF, d=LEAF), "levels.d: 4 tiers"),
+    "tiers as a node": (levels(leaf=LEAF, node=NODE), "levels.leaf: a level inside another needs a size"),
+    "star without a size as a node": (levels(node={"kind": "switch", "bandwidth": 1}, ici=TORUS), "needs a size"),
+    "graph outside": (levels(node=NODE, g={"kind": "graph", "file": "x"}), "only be the innermost"),
+    "graph that is not there": (levels(g={"kind": "graph", "file": "x.json"}), "levels.g.file: x.json: no such"),
+    "joins something else": (levels(node=NODE, ici=TORUS | {"joins": "cars"}), "levels.ici.joins"),
+    "routing of another fabric": (levels(node=NODE) + "routing: dimension-order", "for a torus, mesh or hypercube"),
+    "adaptive without a dragonfly": (levels(ici=TORUS) + "routing: minimal-adaptive", "is for a dragonfly"),
+    "hashes on a torus": (levels(ici=TORUS) + "routing: ecmp", "is for switched networks"),
+    "no such routing": (levels(ici=TORUS) + "routing: chance", "routing: Invalid enum value 'chance'"),
+    "no flows": (levels(leaf=LEAF) + "flows_per_pair: 0", "flows_per_pair"),
+    "pxn without rails": (levels(node=NODE, leaf=LEAF) + "pxn: true", "pxn needs a switch per node"),
+    "power of nothing": (levels(leaf=LEAF) + "power: {watts: 10}", "missing required field `accelerators`"),
+    "base that is not there": ("base: moebius", "base: moebius: no such topology"),
+    "base of itself": ("base: net.yaml\nname: x", "goes round in a circle"),
+    "base is a number": ("base: 4", "base: is not a name"),
     "torus without shape": (levels(ici=TORUS | {"shape": "2xtwo"}), "is not a shape"),
     "torus with too few flags": (levels(ici=TORUS | {"wrap": [True]}), "wrap has 1 flags for 3 axes"),
     "mesh too small": (levels(all={"kind": "full_mesh", "bandwidth": 1e9, "size": 4}), "holds 4"),
@@ -101,7 +139,7 @@ def test_a_faulty_graph(case: str, tmp_path: Path) -> None:
 def test_files_that_are_no_text(tmp_path: Path) -> None:
     refused(tmp_path / "net.yaml", bytes(range(256)), "is not text")
     refused(tmp_path / "net.json", b"\x80\x81" * 9, "")
-    refused(tmp_path / "net.xml", "<system/>", ".yaml")
+    refused(tmp_path / "net.xml", "<system/>", "no GPU")
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(InputError, match="is a folder"):
         load(str(tmp_path / "folder.yaml"), ranks=1)
@@ -110,13 +148,15 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "overrides", "reason", "remedy"),
     [
-        ("fatree", {}, "no such topology", "fattree, fiber, torus"),
-        ("devices", {}, "holds devices", "fattree, fiber, torus"),
-        ("/nowhere/net.yaml", {}, "no such topology", "fattree, fiber, torus"),
+        ("fatree", {}, "no such topology", "fattree, fiber, gb200-nvl72"),
+        ("devices", {}, "holds devices", "fattree, fiber, gb200-nvl72"),
+        ("/nowhere/net.yaml", {}, "no such topology", "fattree, fiber, gb200-nvl72"),
         ("fattree", {"spine.oversubcription": "2"}, "no key", "spine.oversubscription"),
         ("fattree", {"oversubscription": "2"}, "no key", "spine.oversubscription"),
         ("fattree", {"spine.oversubscription": "two"}, "levels.spine.oversubscription", ""),
-        ("fattree", {"routing": "ecmp"}, "routing", ""),
+        ("torus", {"routing": "ecmp"}, "routing", ""),
+        ("fattree", {"seed": "red"}, "seed", ""),
+        ("hgx-b200", {"node.size": "4"}, "holds 8 accelerators", "largest"),
         ("fattree", {"routing": "dimension-order"}, "torus", ""),
         ("fattree", {"node.bandwidth": "0"}, "levels.node.bandwidth", ""),
         ("fattree", {"accelerators": "32"}, "the job needs 64", ""),

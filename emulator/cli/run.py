@@ -27,6 +27,10 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the topology; repeatable.")
     ] = None,
+    place: Annotated[
+        str, typer.Option(help="Rank to accelerator: linear, random, rail, an order of axes (`tp,pp,dp`), or a file.")
+    ] = "linear",
+    seed: Annotated[int, typer.Option(help="Of a random placement and of hashed routing (--set routing=ecmp).")] = 0,
     straggler: Annotated[
         list[str] | None, typer.Option(metavar="RANK:FACTOR", help="Compute of a rank takes so many times as long.")
     ] = None,
@@ -50,6 +54,8 @@ def run(
     if json not in (None, "-"):
         check_writable(Path(json))
     overrides = parse_overrides(settings or [])
+    if seed and overrides.get("routing") == "ecmp":
+        overrides.setdefault("seed", str(seed))
     from emulator.api import open_job  # noqa: PLC0415  (heavy: only when there is work)
     from emulator.replay.perturb import Perturbation, parse_degrade, parse_straggler  # noqa: PLC0415
     from emulator.replay.simulate import Options  # noqa: PLC0415
@@ -63,7 +69,10 @@ def run(
             changes=[parse_degrade(text, job.topology) for text in degrade or []],
         )
     with progress("replaying") as show:
-        result = job.run(Options(algorithms=algo, folding=not no_fold, perturbation=perturbation), show)
+        options = Options(
+            algorithms=algo, folding=not no_fold, perturbation=perturbation, placement=job.placement(place, seed)
+        )  # fmt: skip
+        result = job.run(options, show)
     if json is not None:
         write(result, json)
     if json != "-":

@@ -2,22 +2,24 @@
 
 **Fairness.** The rate variable of a phase is the rate of its largest flow. Its weight on a link is the sum over its
 flows of ``fraction / largest fraction x share of the path on that link``: k flows of a group on one link get what k
-separate flows would get there.
+separate flows would get there. Flows that switches merge (``Phase.tree``) count once per link.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from emulator.network import collectives
-from emulator.network.collectives import Phase
+from emulator.network.collectives import AllPairs, AnyPhase, Phase
+from emulator.network.collectives.phase import FIRST, LAST
 from emulator.network.maxmin import Floats, Ints
 
 _FLOWS_AT_ONCE = 1 << 18  # paths of more flows than this are summed in slabs, to bound memory
+_PAIRS_WORTH_LISTING = 32  # up to here an exchange is quicker listed, all instances at once, than summed one by one
 
 
 class Paths(Protocol):
@@ -40,7 +42,19 @@ class Fabric(Protocol):
     def capacity(self) -> Floats: ...
     @property
     def domain(self) -> Ints: ...
+    @property
+    def link_src(self) -> Ints: ...
+    @property
+    def link_dst(self) -> Ints: ...
     def route(self, src: Ints, dst: Ints) -> Paths: ...
+
+
+@runtime_checkable
+class SumsPairs(Protocol):
+    """A fabric that knows what an exchange between all pairs puts on its links, without listing the pairs."""
+
+    def all_pairs(self, members: Ints) -> tuple[Ints, Floats, float] | None:
+        """Links, flows on each (f64, shares summed), slowest latency; None if this group has no such sum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +74,12 @@ class BoundPhase:
     rate_alone: Floats
 
 
-def bind(fabric: Fabric, members: Ints, phases: Sequence[Phase]) -> tuple[BoundPhase, ...]:
+def bind(fabric: Fabric, members: Ints, phases: Sequence[AnyPhase]) -> tuple[BoundPhase, ...]:
     """The phases of a collective placed on a fabric, for all instances of a group.
 
     ``members`` i64[G, n]: accelerator of each member of each instance.
     """
-    return tuple([_bind_phase(fabric, members, phase) for phase in phases])
+    return tuple([_bind_any(fabric, members, phase) for phase in phases])
 
 
 def predict(bound: Sequence[BoundPhase], size: float, instances: int = 1) -> Floats:
@@ -94,26 +108,23 @@ def domain_pattern(fabric: Fabric, members: Ints) -> Ints:
     return np.take_along_axis(label, first, axis=1)
 
 
-def fastest(
-    fabric: Fabric, members: Ints, collective: str, size: float, *, root: int = 0, splits: Floats | None = None
-) -> tuple[str, tuple[BoundPhase, ...]]:
-    """The algorithm with the least predicted time for S = ``size`` bytes, with its bound phases.
+def _bind_any(fabric: Fabric, members: Ints, phase: AnyPhase) -> BoundPhase:
+    if isinstance(phase, Phase):
+        return _bind_phase(fabric, members, phase)
+    if isinstance(fabric, SumsPairs) and phase.n > _PAIRS_WORTH_LISTING:
+        summed = [fabric.all_pairs(row) for row in members]
+        known = [part for part in summed if part is not None]
+        if len(known) == len(summed):
+            return _from_sums(fabric, known, phase)
+    return _bind_phase(fabric, members, phase.listed)
 
-    ``members`` i64[G, n]: instances of one domain pattern (:func:`domain_pattern`); the slowest instance counts. Of
-    equal ones (to 1e-9) the first in the order of :func:`.collectives.algorithms` is taken.
-    """
-    n = members.shape[1]
-    domains = domain_pattern(fabric, members[:1])[0]
-    best: tuple[float, str, tuple[BoundPhase, ...]] | None = None
-    for name in collectives.algorithms(collective, n, domains):
-        bound = bind(
-            fabric, members, collectives.phases(collective, name, n, domains=domains, root=root, splits=splits)
-        )
-        seconds = float(predict(bound, size).max())
-        if best is None or seconds < best[0] * (1 - 1e-9):
-            best = (seconds, name, bound)
-    assert best is not None  # every collective has an algorithm for any group
-    return best[1], best[2]
+
+def _from_sums(fabric: Fabric, summed: Sequence[tuple[Ints, Floats, float]], phase: AllPairs) -> BoundPhase:
+    ptr = np.concatenate([[0], np.cumsum([len(link) for link, _, _ in summed])]).astype(np.int64)
+    link = np.concatenate([link for link, _, _ in summed])
+    weight = np.concatenate([weight for _, weight, _ in summed])
+    rate = np.minimum.reduceat(fabric.capacity[link] / weight, ptr[:-1])
+    return BoundPhase(ptr, link, weight, phase.each, np.array([latency for _, _, latency in summed]), rate)
 
 
 def _bind_phase(fabric: Fabric, members: Ints, phase: Phase) -> BoundPhase:
@@ -124,25 +135,54 @@ def _bind_phase(fabric: Fabric, members: Ints, phase: Phase) -> BoundPhase:
     latency = np.empty((groups, flows))
     keys: list[Ints] = []
     weights: list[Floats] = []
-    slab = max(1, _FLOWS_AT_ONCE // groups)
+    # Flows that merge have to be seen together.
+    slab = flows if phase.tree is not None else max(1, _FLOWS_AT_ONCE // groups)
     for begin in range(0, flows, slab):
         part = slice(begin, begin + slab)
         src, dst = members[:, phase.src[part]], members[:, phase.dst[part]]
         paths = fabric.route(src.ravel(), dst.ravel())
         latency[:, part] = paths.latency.reshape(src.shape)
         count = np.diff(paths.ptr)
-        group = np.repeat(np.arange(groups), src.shape[1])
-        bytes_of = np.tile(relative[part], groups)
-        weight = paths.share * np.repeat(bytes_of, count)
-        key, weight = _sum_by_key(np.repeat(group, count) * links + paths.link, weight, groups * links)
+        flow = np.repeat(np.arange(src.size), count)
+        group, number = np.divmod(flow, src.shape[1])
+        key, weight = group * links + paths.link, paths.share * relative[part][number]
+        if phase.tree is not None:
+            used = _used(fabric, phase, number, paths.link, src.ravel()[flow], dst.ravel()[flow])
+            key, weight = _merged(phase.tree, number[used], key[used], weight[used])
+        key, weight = _sum_by_key(key, weight, groups * links)
         keys.append(key)
         weights.append(weight)
-    key, weight = _sum_by_key(np.concatenate(keys), np.concatenate(weights), groups * links)
+    if len(keys) == 1:
+        key, weight = keys[0], weights[0]
+    else:
+        key, weight = _sum_by_key(np.concatenate(keys), np.concatenate(weights), groups * links)
     group, link = np.divmod(key, links)
     ptr = np.searchsorted(group, np.arange(groups + 1))
     rate = np.full(groups, np.inf)
     np.minimum.at(rate, group, fabric.capacity[link] / weight)
     return BoundPhase(ptr, link, weight, largest, _latency(latency, phase), rate)
+
+
+def _used(fabric: Fabric, phase: Phase, number: Ints, link: Ints, src: Ints, dst: Ints) -> NDArray[np.bool_]:
+    """Which entries of the paths a flow really uses (``Phase.part``)."""
+    assert phase.part is not None
+    part = phase.part[number]
+    unused: NDArray[np.bool_] = (part == FIRST) & (fabric.link_src[link] != src) | (part == LAST) & (
+        fabric.link_dst[link] != dst
+    )
+    return ~unused
+
+
+def _merged(tree: Ints, number: Ints, key: Ints, weight: Floats) -> tuple[Ints, Floats]:
+    """Entries of one tree on one link (of one group) made one, the largest."""
+    merge = tree[number] >= 0
+    pair = np.stack([tree[number[merge]], key[merge]])
+    order = np.lexsort(pair)
+    pair, sorted_weight = pair[:, order], weight[merge][order]
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = (pair[:, 1:] != pair[:, :-1]).any(axis=0)
+    largest = np.maximum.reduceat(sorted_weight, np.flatnonzero(first)) if len(order) else sorted_weight
+    return np.concatenate([key[~merge], pair[1, first]]), np.concatenate([weight[~merge], largest])
 
 
 def _sum_by_key(key: Ints, weight: Floats, keys: int) -> tuple[Ints, Floats]:
@@ -156,7 +196,16 @@ def _sum_by_key(key: Ints, weight: Floats, keys: int) -> tuple[Ints, Floats]:
 
 
 def _latency(latency: Floats, phase: Phase) -> Floats:
-    """``times`` x the largest sum of ``window`` flows in a row, rings of ``block`` flows (f64[G, flows] -> f64[G])."""
+    """Seconds before the first byte, as :class:`Phase` defines them (f64[G, flows] -> f64[G])."""
+    if phase.chains:
+        with_none = np.concatenate([latency, np.zeros((len(latency), 1))], axis=1)  # number -1 takes no time
+        total = np.zeros(len(latency))
+        for chains in phase.chains:
+            so_far = np.zeros((len(latency), len(chains)))
+            for flows in chains.T:
+                so_far += with_none[:, flows]
+            total += so_far.max(axis=1)
+        return total
     rings = latency.reshape(len(latency), -1, phase.block)
     around = np.concatenate([rings, rings], axis=2)
     total = np.cumsum(np.concatenate([np.zeros((*rings.shape[:2], 1)), around], axis=2), axis=2)

@@ -5,8 +5,8 @@ accelerator for all that run a program. Then nothing has to be listed rank by ra
 
 - ranks differ by program only, and programs by the coordinate on one axis (or not at all);
 - groups are made of mesh axes, and messages go to mesh offsets;
-- accelerators do not forward, and every link that does not end at an accelerator is one that no traffic can saturate
-  (a tier without oversubscription);
+- accelerators do not forward, and no traffic can fill a link that does not end at an accelerator (a Clos network
+  without oversubscription);
 - the communicators tried, spread over the mesh, put equal weights on their members' links and have equal latency.
 
 Otherwise ``quotient`` says what is in the way, and the job is folded by colours (:mod:`.fold`), which needs none of it.
@@ -54,8 +54,8 @@ def _check_regular(trace: Trace, variants: Variants, topology: Topology) -> None
         raise DoesNotApplyError("programs do not follow one mesh axis")
     if topology.forwards:
         raise DoesNotApplyError("accelerators forward traffic of others")
-    if any(factor > 1 for factor in topology.facts.oversubscription.values()):
-        raise DoesNotApplyError("a tier is oversubscribed")
+    if not topology.facts.nonblocking:
+        raise DoesNotApplyError("traffic could fill links inside the fabric")
     if trace.world_size != topology.accelerators:
         raise DoesNotApplyError("the job does not fill the fabric")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.network.bind import domain_pattern
+from emulator.network.layout import layout_pattern
 from emulator.replay.plans import GroupKind, Planner
 from emulator.replay.variants import Variants
 from emulator.trace.mesh import communicators, peer_of_rank
@@ -126,7 +126,7 @@ class _Builder:
         """Split instances by what their leaders do and how their members lie, and plan each kind."""
         leader = self.variants.of_rank[members[:, 0]]
         uneven = {v: self.planner.uneven(v, slot) for v in np.unique(leader).tolist()}
-        columns = [leader[:, None], domain_pattern(self.planner.topology, self.planner.placement[members])]
+        columns = [leader[:, None], layout_pattern(self.planner.topology, self.planner.placement[members])]
         if any(uneven.values()):
             columns.append(np.arange(len(some))[:, None])  # uneven parts are each group's own
         table = np.concatenate(columns, axis=1)

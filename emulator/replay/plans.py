@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from emulator.errors import InputError
 from emulator.network import collectives
-from emulator.network.bind import BoundPhase, bind, domain_pattern, predict
+from emulator.network.bind import BoundPhase, bind
+from emulator.network.choose import AUTO, Way, fastest_of, place_all, ways
+from emulator.network.layout import Layout, layout
 from emulator.replay.variants import Use, Variants
 from emulator.topology.graph import Topology
 from emulator.trace.mesh import communicators
@@ -21,7 +23,7 @@ from emulator.trace.messages import Slot, split_bytes
 from emulator.trace.schema import Op, Trace
 
 Ints = NDArray[np.int64]
-AUTO = "auto"
+Floats = NDArray[np.float64]
 PAIR = "send"
 
 
@@ -55,18 +57,23 @@ class GroupKind:
 
 
 def parse_algorithms(text: str) -> dict[str, str]:
-    """``ring`` or ``all_reduce=ring,all_to_all=pairwise`` as {collective: algorithm}; key "" is the default."""
+    """``ring`` or ``all_reduce=ring,all_to_all=pairwise`` as {collective: algorithm}; key "" is the default.
+
+    Names may be written as others write them (``double-binary-tree``), with a protocol behind (``ring/LL``).
+    """
     chosen: dict[str, str] = {}
-    known = {c: set(collectives.algorithms(c, 4, [0, 0, 1, 1])) for c in collectives.COLLECTIVES}
-    names = {AUTO}.union(*known.values())
+    known = {kind: collectives.names(kind) for kind in collectives.COLLECTIVES}
     for part in filter(None, text.split(",")):
-        kind, _, name = part.rpartition("=")
+        given, _, name = part.rpartition("=")
+        kind = collectives.canonical(given)
         if kind and kind not in known:
-            raise InputError(f"unknown collective {kind!r}; known: {', '.join(known)}", source="--algo")
-        valid = {AUTO, *known[kind]} if kind else names
-        if name not in valid:
+            raise InputError(f"unknown collective {given!r}; known: {', '.join(known)}", source="--algo")
+        valid = {AUTO, *known[kind]} if kind else {AUTO}.union(*known.values())
+        algorithm, _, protocol = name.partition("/")
+        algorithm = collectives.canonical(algorithm)
+        if algorithm not in valid:
             raise InputError(f"unknown algorithm {name!r}; known: {', '.join(sorted(valid))}", source="--algo")
-        chosen[kind] = name
+        chosen[kind] = f"{algorithm}/{protocol}" if protocol else algorithm
     return chosen
 
 
@@ -111,9 +118,9 @@ class Planner:
         """
         members = self.placement[ranks]
         uses, _ = self._positions(leader, slot)
-        weighed: dict[tuple[str, str, int], tuple[BoundPhase, ...]] = {}
-        routed: dict[tuple[str, str, int], tuple[int, ...]] = {}
-        domains = domain_pattern(self.topology, members[:1])[0]
+        where = layout(self.topology, members[0])
+        weighed: dict[tuple[str, int], list[tuple[Way, tuple[BoundPhase, ...]]]] = {}
+        routed: dict[tuple[str, int, str], tuple[int, ...]] = {}
         for position, use in enumerate(uses):
             if use in kind.plans:
                 continue
@@ -121,55 +128,42 @@ class Planner:
             if wanted.splits_of >= 0:
                 self._plan_uneven(kind, slot, ranks, position)
                 continue
-            key = self._choose(kind, members[:1], wanted, domains, weighed)
-            if key not in routed:
-                phases = collectives.phases(*key[:2], kind.size, domains=domains, root=key[2])
-                routed[key] = self._bind(kind, members, phases)
-            kind.plans[use] = self._as_plan(kind, key[1], routed[key], wanted.bytes)
-
-    def _choose(
-        self,
-        kind: GroupKind,
-        members: Ints,
-        use: Use,
-        domains: Ints,
-        weighed: dict[tuple[str, str, int], tuple[BoundPhase, ...]],
-    ) -> tuple[str, str, int]:
-        """(collective, algorithm, root) of the fastest allowed algorithm; of equal ones the first offered."""
-        offered = collectives.algorithms(use.collective, kind.size, domains)
-        keys = [(use.collective, name, max(use.root, 0)) for name in self._allowed(kind, use.collective, offered)]
-        if len(keys) == 1:
-            return keys[0]
-        best, best_seconds = keys[0], np.inf
-        for key in keys:
+            key = (wanted.collective, max(wanted.root, 0))
             if key not in weighed:
-                phases = collectives.phases(*key[:2], kind.size, domains=domains, root=key[2])
-                weighed[key] = bind(self.topology, members, phases)
-            seconds = float(predict(weighed[key], use.bytes).max())
-            if seconds < best_seconds * (1 - 1e-9):
-                best, best_seconds = key, seconds
-        return best
+                asked = self._asked(kind, wanted, where)
+                offered = ways(self.topology, key[0], where, asked, root=key[1])
+                weighed[key] = place_all(self.topology, members[:1], offered)
+            way, _ = fastest_of(weighed[key], wanted.bytes)
+            if (*key, way.name) not in routed:
+                routed[*key, way.name] = self._bind(kind, members, way)
+            kind.plans[use] = self._as_plan(kind, way, routed[*key, way.name], wanted.bytes)
 
-    def _allowed(self, kind: GroupKind, collective: str, offered: list[str]) -> list[str]:
-        """The algorithm asked for if it applies to this group (a note if not), else all that do."""
-        wanted = self.algorithms.get(collective, self.algorithms.get("", AUTO))
-        if wanted in offered:
-            return [wanted]
-        if wanted != AUTO and kind.size > 1 and collective != PAIR:
+    def _asked(self, kind: GroupKind, use: Use, where: Layout, splits: Floats | None = None) -> str:
+        """The algorithm asked for if it applies to this group, else auto, with a note."""
+        wanted = self.algorithms.get(use.collective, self.algorithms.get("", AUTO))
+        applying = collectives.algorithms(
+            use.collective, kind.size, where.domains, where.grid, splits=splits, switches=self.topology.in_network,
+            every=True,
+        )  # fmt: skip
+        if wanted.partition("/")[0] in applying:
+            return wanted
+        if wanted != AUTO and kind.size > 1 and use.collective != PAIR:
             self.notes[
-                f"{wanted} does not apply to {collective} in group {kind.name!r} ({kind.size}): auto instead"
+                f"{wanted} does not apply to {use.collective} in group {kind.name!r} ({kind.size}): auto instead"
             ] = None
-        return offered
+        return AUTO
 
-    def _bind(self, kind: GroupKind, members: Ints, phases: tuple[collectives.Phase, ...]) -> tuple[int, ...]:
+    def _bind(self, kind: GroupKind, members: Ints, way: Way) -> tuple[int, ...]:
         start = len(kind.bound)
-        kind.bound += [(start + i, phase) for i, phase in enumerate(bind(self.topology, members, phases))]
+        placed = way.place(bind(self.topology, members, way.phases))
+        kind.bound += [(start + i, phase) for i, phase in enumerate(placed)]
         return tuple(range(start, len(kind.bound)))
 
-    def _as_plan(self, kind: GroupKind, algorithm: str, numbers: tuple[int, ...], size: float) -> Plan:
-        bound = [kind.bound[i][1] for i in numbers]
-        alone = float(predict(bound, size).max()) if bound else 0.0
-        return Plan(algorithm, tuple((i, p.fraction * size) for i, p in zip(numbers, bound, strict=True)), alone)
+    def _as_plan(self, kind: GroupKind, way: Way, numbers: tuple[int, ...], size: float) -> Plan:
+        placed = [kind.bound[i][1] for i in numbers]
+        wire = size * way.stretch(placed, size)
+        amounts = tuple((i, phase.fraction * wire) for i, phase in zip(numbers, placed, strict=True))
+        return Plan(way.name, amounts, float(way.seconds(placed, size).max()))
 
     def _plan_uneven(self, kind: GroupKind, slot: Slot, ranks: Ints, position: int) -> None:
         """An all-to-all with uneven parts: the bytes of every pair come from the sender's own op."""
@@ -189,15 +183,10 @@ class Planner:
                 splits[:, i] = received[rank]
         members = self.placement[ranks]
         size = float(splits.sum(axis=1).max())
-        domains = domain_pattern(self.topology, members[:1])[0]
-        offered = collectives.algorithms("all_to_all", kind.size, domains)
-        best: tuple[float, str, tuple[collectives.Phase, ...]] | None = None
-        for name in self._allowed(kind, "all_to_all", offered):
-            phases = collectives.phases("all_to_all", name, kind.size, domains=domains, splits=splits)
-            seconds = float(predict(bind(self.topology, members, phases), size).max()) if phases else 0.0
-            if best is None or seconds < best[0] * (1 - 1e-9):
-                best = (seconds, name, phases)
-        assert best is not None
-        plan = self._as_plan(kind, best[1], self._bind(kind, members, best[2]), size)
+        where = layout(self.topology, members[0])
+        asked = self._asked(kind, self.variants.uses[min(used)], where, splits)
+        offered = ways(self.topology, "all_to_all", where, asked, splits=splits)
+        way, _ = fastest_of(place_all(self.topology, members, offered), size)
+        plan = self._as_plan(kind, way, self._bind(kind, members, way), size)
         for use in used:
             kind.plans[use] = plan

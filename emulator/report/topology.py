@@ -32,12 +32,16 @@ def _facts(found: Description) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "links", f"{sum(level.links for level in found.levels):,} directed"
-    yield "diameter", f"{found.diameter} links between the farthest accelerators"
+    if found.diameter is not None:
+        yield "diameter", f"{found.diameter} links between the farthest accelerators"
     if found.bisection is not None:
         yield "bisection", f"{format_rate(found.bisection)} per direction ({found.bisection_note})"
     for tier, factor in found.oversubscription.items():
         yield "oversubscription", f"{tier}: {factor:g}:1"
     yield "routing", found.routing
+    if found.power is not None:
+        watts = f"{found.power / 1e6:.4g} MW" if found.power >= 1e6 else f"{found.power / 1e3:.4g} kW"
+        yield "power", f"{watts} ({found.power_note})"
     yield "device", found.device or "none; give --device"
 
 

@@ -1,67 +1,24 @@
 """Fat trees and other switched fabrics: a scale-up switch per node and up to three tiers of switches.
 
 One builder for what the field calls fat tree, leaf/spine, rail-optimised Clos and multi-plane "all-to-all" racks: they
-differ in numbers only (``sizing.ClosPlan``). Traffic is spread in equal parts over all shortest paths, so planes, the
-spines of a pod and the cores always carry equal parts; ``bundled`` makes one node of them, which changes no rate.
+differ in numbers only (``sizing.ClosPlan``). Where traffic is spread in equal parts over all shortest paths, planes,
+the spines of a pod and the cores always carry equal parts; ``bundled`` makes one node of them, which changes no rate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from emulator.topology.graph import Facts, Floats, Ints, LinkTable, NodeNames, Routes, assemble
+from emulator.errors import InputError
+from emulator.topology.closroutes import ClosRouter, HashedClos, RailHop
+from emulator.topology.graph import Facts, Ints, LinkTable, NodeNames, Router, check_size
 from emulator.topology.sizing import ClosPlan, plan
-from emulator.topology.spec import Switch, Tier
-
-
-@dataclass(frozen=True, eq=False)
-class ClosRouter:
-    """Routes by the first of: same node, same leaf, same pod, across pods. All arrays of links hold ids.
-
-    ``inside``: links to and from the node's switch [N] (None without one). ``up[i]`` and ``down[i]``: links between
-    the members of tier i and their choices above, [accelerators, leaves or pods; choices], a flow using all choices in
-    equal parts. ``node``, ``leaf``, ``pod`` [N]: where an accelerator is. ``latencies`` (s) belong to the four kinds.
-    """
-
-    node: Ints
-    leaf: Ints
-    pod: Ints
-    inside: tuple[Ints, Ints] | None
-    up: tuple[Ints, ...]
-    down: tuple[Ints, ...]
-    latencies: Floats
-
-    def route(self, src: Ints, dst: Ints) -> Routes:
-        """Routes of the flows ``src[i] -> dst[i]``."""
-        same_pod, same_leaf = self.pod[src] == self.pod[dst], self.leaf[src] == self.leaf[dst]
-        kind = np.where(same_leaf, 1, np.where(same_pod, 2, 3))
-        if self.inside is not None:
-            kind[self.node[src] == self.node[dst]] = 0
-        ups, downs = [], []
-        for tier, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
-            flows = np.flatnonzero(kind > tier)
-            a, b = src[flows], dst[flows]
-            if tier > 0:
-                member = self.leaf if tier == 1 else self.pod
-                a, b = member[a], member[b]
-            ups.append(_part(flows, up[a]))
-            downs.append(_part(flows, down[b]))
-        if self.inside is not None:
-            flows = np.flatnonzero(kind == 0)
-            ups.append(_part(flows, self.inside[0][src[flows], None]))
-            downs.append(_part(flows, self.inside[1][dst[flows], None]))
-        return assemble(len(src), ups + downs[::-1], self.latencies[kind])
-
-
-def _part(flows: Ints, links: Ints) -> tuple[Ints, Ints, Floats]:
-    """Each flow on all links of its row of ``links``, in equal parts."""
-    width = links.shape[1]
-    return np.repeat(flows, width), links.ravel(), np.full(links.size, 1 / width)
+from emulator.topology.spec import Switch, Tier, TopologyFile
 
 
 class _Nodes:
@@ -80,15 +37,22 @@ class _Nodes:
         return np.arange(first, self.count, dtype=np.int64).reshape(shape)
 
 
-def build(levels: Mapping[str, Switch | Tier], accelerators: int, *, called: str, bundled: bool) -> dict[str, Any]:
+_TOLD = 0.01  # an oversubscription that whole cables miss by more than this is said
+
+
+def build(levels: Mapping[str, Switch | Tier], accelerators: int, file: TopologyFile) -> dict[str, Any]:
     """The fields of a Topology for a switched fabric: ``levels`` is an optional switch, then tiers, innermost first.
 
-    Raises InputError (without the file's name) if the network cannot be built.
+    ``file`` says how it is routed and what accelerators are called. Hashed routing keeps every switch and every cable
+    apart. Raises InputError (without the file's name) if the network cannot be built.
     """
+    called, hashing = file.called, file.routing == "ecmp"
+    bundled = file.bundled and not hashing
     domain = next((level for level in levels.values() if isinstance(level, Switch)), None)
     tiers = {name: level for name, level in levels.items() if isinstance(level, Tier)}
     p = plan(domain, list(tiers.values()), accelerators, list(tiers))
     used = dict(list(tiers.items())[: p.tiers])
+    check_size(2 * p.nodes * p.node_size, next(iter(levels)))
     hosts = np.arange(p.nodes * p.node_size)
     node = hosts // p.node_size
     unit = node // p.nodes_per_unit
@@ -102,9 +66,9 @@ def build(levels: Mapping[str, Switch | Tier], accelerators: int, *, called: str
         switch = nodes.add(name, (p.nodes,), (p.nodes,))[node]
         inside = table.add_pair(hosts, switch, domain.links or name, domain.capacity, domain.latency)
     parents = (leaf, leaf_pod, np.zeros(p.pods, dtype=np.int64))
-    layers = _layers(p, used, parents, nodes, table, bundled)
+    layers, cables = _layers(p, used, parents, nodes, table, bundled, hashing)
     latency = np.cumsum([tier.latency for tier in used.values()] + [0.0] * (3 - len(used)))
-    router = ClosRouter(
+    clos = ClosRouter(
         node,
         leaf,
         leaf_pod[leaf],
@@ -113,6 +77,11 @@ def build(levels: Mapping[str, Switch | Tier], accelerators: int, *, called: str
         down=tuple(down for _, down in layers),
         latencies=2 * np.concatenate(([domain.latency if domain else 0.0], latency)),
     )
+    router: Router = HashedClos(clos, cables, file.flows_per_pair, file.seed) if hashing else clos
+    if file.pxn:
+        if domain is None or p.rails == 1:
+            raise InputError("pxn needs a switch per node and a tier of several rails", place="pxn")
+        router = RailHop(router, node, p.node_size, p.rails)
     return table.columns() | {
         "accelerators": len(hosts),
         "node_names": NodeNames(nodes.groups),
@@ -120,20 +89,27 @@ def build(levels: Mapping[str, Switch | Tier], accelerators: int, *, called: str
         "switches": np.concatenate([*nodes.switches, np.empty(0, np.int64)]),
         "domain": node if domain is not None else unit,
         "router": router,
-        "facts": _facts(p, domain, used),
+        "facts": replace(_facts(p, domain, used), nonblocking=not (hashing or file.pxn) and _nonblocking(p, used)),
         "built": _sentence(p, domain, used, called),
+        "used": (*levels,)[: (domain is not None) + p.tiers],
         "findings": _findings(p, used),
     }
 
 
 def _layers(
-    p: ClosPlan, used: Mapping[str, Tier], parents: tuple[Ints, ...], nodes: _Nodes, table: LinkTable, bundled: bool
-) -> list[tuple[Ints, Ints]]:
-    """Switches and links of the tiers: for each tier the links up and down, [lower member, choices].
+    p: ClosPlan,
+    used: Mapping[str, Tier],
+    parents: tuple[Ints, ...],
+    nodes: _Nodes,
+    table: LinkTable,
+    bundled: bool,
+    apart: bool,
+) -> tuple[list[tuple[Ints, Ints]], tuple[int, ...]]:
+    """Switches and links of the tiers: for each tier the links up and down, [lower member, choices], and cables apart.
 
     ``parents[i]`` is the group of tier i that a lower switch (or accelerator, or pod) belongs to. Lower switches meet
-    every upper switch of their group, plane by plane.
-    """
+    every upper switch of their group, plane by plane; ``apart`` makes each parallel cable a link, cables fastest.
+    """  # fmt: skip
     planes, spines, cores = (1, 1, 1) if bundled else (p.planes, p.spines, p.cores)
     shapes = [(p.units * p.rails, planes), (p.pods, planes, spines), (1, planes, spines, cores)]
     all_shapes = [(p.units * p.rails, p.planes), (p.pods, p.planes, p.spines), (1, p.planes, p.spines, p.cores)]
@@ -143,13 +119,18 @@ def _layers(
     for i, (name, tier) in enumerate(used.items()):
         named = (p.units, p.rails, planes) if i == 0 else shapes[i]
         each = prod(all_shapes[i]) // prod(shapes[i])
+        check_size(2 * len(parents[i]) * prod(shapes[i][1:]) * (cables[i] if apart else 1), name)
         switches = nodes.add(name, named, shapes[i], each)
         upper = switches[parents[i]]
-        link = (tier.links or name, tier.capacity, tier.latency, cables[i] * each)
-        up, down = table.add_pair(lower.reshape(lower.shape + (1,) * (upper.ndim - lower.ndim)), upper, *link)
+        below = lower.reshape(lower.shape + (1,) * (upper.ndim - lower.ndim))
+        bundle = cables[i] * each
+        if apart:
+            upper, below, bundle = np.repeat(upper[..., None], cables[i], axis=-1), below[..., None], 1
+        link = (tier.links or name, tier.capacity, tier.latency, bundle)
+        up, down = table.add_pair(below, upper, *link)
         layers.append((up.reshape(len(lower), -1), down.reshape(len(lower), -1)))
         lower = switches
-    return layers
+    return layers, tuple(cables[: len(layers)])
 
 
 def _facts(p: ClosPlan, domain: Switch | None, used: Mapping[str, Tier]) -> Facts:
@@ -176,6 +157,15 @@ def _facts(p: ClosPlan, domain: Switch | None, used: Mapping[str, Tier]) -> Fact
     return Facts(2 * p.tiers, bisection, note, dict(zip(list(used)[1:], p.oversubscription, strict=True)))
 
 
+def _nonblocking(p: ClosPlan, used: Mapping[str, Tier]) -> bool:
+    """Can every switch hand on all that comes from below? Traffic spread evenly fills no link between switches then."""
+    rates = [tier.capacity for tier in used.values()]
+    below = [p.nodes_per_unit * p.node_size // p.rails * p.nic_cables, p.units_per_pod * p.rails * p.spine_cables]
+    above = [p.spines * p.spine_cables, p.cores * p.core_cables]
+    steps = zip(below, above, rates, rates[1:], strict=False)
+    return all(down * rate <= up * wider * (1 + 1e-9) for down, up, rate, wider in steps)
+
+
 def _sentence(p: ClosPlan, domain: Switch | None, used: Mapping[str, Tier], called: str) -> str:
     names = [*used, "", "", ""]
     total = p.nodes * p.node_size
@@ -200,7 +190,7 @@ def _findings(p: ClosPlan, used: Mapping[str, Tier]) -> tuple[str, ...]:
     return tuple(
         f"{name}: oversubscription {want:g} needs a fraction of a cable; built {got:.3g}:1"
         for name, want, got in zip(list(used)[1:], asked, p.oversubscription, strict=True)
-        if abs(want - got) > 1e-6 * want
+        if abs(want - got) > _TOLD * want
     )
 
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from emulator.errors import InputError
 from emulator.topology.document import refusal
-from emulator.topology.graph import Floats, Topology
+from emulator.topology.graph import Floats, Topology, check_size
 from emulator.topology.shortest import ShortestPaths
-from emulator.topology.spec import Count, Latency, Rate, decode_quantity
+from emulator.topology.spec import Count, Flows, Latency, Rate, decode_quantity
 
 if TYPE_CHECKING:
     from networkx import MultiDiGraph
@@ -56,6 +56,24 @@ class Attributes(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_d
     forwards: bool = False
 
 
+class GraphRouting(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What ``--set`` may say of a graph: all shortest paths in equal parts, or hashed flows on some of them."""
+
+    routing: Literal["spread", "ecmp"] = "spread"
+    flows_per_pair: Flows = 8
+    seed: int = 0
+
+    @property
+    def text(self) -> str:
+        """For reports."""
+        return self.routing + (f", {self.flows_per_pair} flows per pair, seed {self.seed}" if self.flows else "")
+
+    @property
+    def flows(self) -> int:
+        """Hashed flows per pair; 0: spread."""
+        return self.flows_per_pair if self.routing == "ecmp" else 0
+
+
 class NodeLink(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
     """The document; links stand under ``links`` or, as newer networkx writes it, under ``edges``."""
 
@@ -67,7 +85,10 @@ class NodeLink(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_def
     graph: Attributes = Attributes()
 
 
-def read(path: Path) -> Topology:
+_SPREAD = GraphRouting()
+
+
+def read(path: Path, routing: GraphRouting = _SPREAD) -> Topology:
     """The topology of a node-link JSON file. Raises InputError naming file, place and reason."""
     source = str(path)
     try:
@@ -77,12 +98,12 @@ def read(path: Path) -> Topology:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise refusal(error, source=source) from None
     try:
-        return from_node_link(document, default_name=path.stem)
+        return from_node_link(document, path.stem, routing)
     except InputError as error:
         raise InputError(error.reason, source=source, place=error.place, remedy=error.remedy) from None
 
 
-def from_node_link(document: NodeLink, default_name: str = "graph") -> Topology:
+def from_node_link(document: NodeLink, default_name: str = "graph", routing: GraphRouting = _SPREAD) -> Topology:
     """The topology of a decoded document. Raises InputError: unknown or double node, no bandwidth, disconnected."""
     number = {node.id: i for i, node in enumerate(sorted(document.nodes, key=lambda n: n.kind != "accel"))}
     accelerators = [node for node in document.nodes if node.kind == "accel"]
@@ -92,15 +113,25 @@ def from_node_link(document: NodeLink, default_name: str = "graph") -> Topology:
     if not accelerators:
         raise InputError('no node is of kind "accel"', place="nodes")
     columns, levels = _link_columns(document, number)
+    if routing.flows:  # hashed flows take one cable of a bundle
+        many = columns[4].astype(np.int64)
+        check_size(int(many.sum()), "links")
+        columns[[2, 4]] /= many
+        columns = np.repeat(columns, many, axis=1)
     src, dst, capacity, latency, cables, level = columns
     ends = (src.astype(np.int64), dst.astype(np.int64))
     forwards = document.graph.forwards
-    router = ShortestPaths(len(number), len(accelerators), *ends, latency, cables.astype(np.int64), forwards)
-    _check_connected(router, list(number))
     homes = {home: i for i, home in enumerate(dict.fromkeys(node.domain for node in accelerators))}
+    domain = np.array([homes[node.domain] for node in accelerators], dtype=np.int64)
+    router = ShortestPaths(
+        len(number), len(accelerators), *ends, latency, cables.astype(np.int64), forwards,
+        domain=domain if len(homes) > 1 else None, flows=routing.flows, seed=routing.seed,
+    )  # fmt: skip
+    _check_connected(router, list(number))
     return Topology(
         name=document.graph.name or default_name,
-        built=f"a graph of {len(accelerators):,} accelerators, {len(switches):,} switches and {len(src):,} links",
+        built=document.graph.description
+        or f"a graph of {len(accelerators):,} accelerators, {len(switches):,} switches and {len(src):,} links",
         accelerators=len(accelerators),
         node_names=[str(name) for name in number],
         link_src=ends[0],
@@ -111,8 +142,8 @@ def from_node_link(document: NodeLink, default_name: str = "graph") -> Topology:
         level_names=levels,
         cables=router.cables,
         switches=np.array([node.switches for node in switches], dtype=np.int64),
-        domain=np.array([homes[node.domain] for node in accelerators], dtype=np.int64),
-        routing="spread",
+        domain=domain,
+        routing=routing.text,
         router=router,
         forwards=forwards,
         device=document.graph.device,

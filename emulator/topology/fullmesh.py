@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from emulator.errors import InputError
-from emulator.topology.graph import Facts, Ints, LinkTable, NodeNames, Routes
+from emulator.topology.graph import Facts, Ints, LinkTable, NodeNames, Routes, check_size
 from emulator.topology.spec import FullMesh
 
 
@@ -33,6 +33,7 @@ def build(name: str, level: FullMesh, accelerators: int, *, called: str) -> dict
         raise InputError(
             f"the mesh holds {n:,} accelerators, the job needs {accelerators:,}", place=f"levels.{name}.size"
         )
+    check_size(n * (n - 1), name)
     src, other = np.divmod(np.arange(n * (n - 1)), max(n - 1, 1))
     table = LinkTable()
     table.add(level.links or name, src, other + (other >= src), level.capacity, level.latency)

@@ -7,7 +7,7 @@ cables between two nodes; nothing is a Python object per link, so that a hundred
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol, overload
@@ -15,6 +15,10 @@ from typing import Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from emulator.errors import InputError
+from emulator.topology.tuning import Tuning
+
+_MOST_LINKS = 1 << 25  # of a level: 2 GB of arrays
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -72,12 +76,15 @@ class Facts:
 
     ``diameter`` is in links between the two farthest accelerators, ``bisection`` in bytes/s per direction across
     the cheapest cut into two halves that the builder knows, ``oversubscription`` per tier: capacity below over above.
+    ``nonblocking``: no traffic can fill a link that ends at no accelerator, whatever the accelerators send, and no
+    route passes an accelerator; so only accelerators' own links ever limit a rate (False: not so, or not known).
     """
 
     diameter: int | None = None
     bisection: float | None = None
     bisection_note: str = ""
     oversubscription: dict[str, float] = field(default_factory=dict)
+    nonblocking: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +95,9 @@ class Topology:
     cables together, efficiency included), ``latency`` (s), ``link_level`` (index into ``level_names``), ``cables``
     (parallel cables in the bundle). ``switches[i]`` is how many switches node ``accelerators + i`` stands for: equal
     switches that every flow uses in equal parts may be one node. ``domain[a]`` is the index of the innermost group
-    (server, tray) of accelerator a; hierarchical collectives split there.
+    (server, tray) of accelerator a; hierarchical collectives split there. ``power`` (W) is that of all accelerators
+    with what ``power_note`` says. ``in_network``: what switches can do (``nvls``, ``sharp``). ``tuning``: how the GPUs'
+    library behaves; None for other fabrics.
     """
 
     name: str
@@ -111,6 +120,10 @@ class Topology:
     device: str | None = None
     sources: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
+    power: float | None = None
+    power_note: str = ""
+    in_network: tuple[str, ...] = ()
+    tuning: Tuning | None = None
 
     @property
     def nodes(self) -> int:
@@ -143,6 +156,26 @@ class Topology:
         latency[moves] = some.latency
         return Routes(offsets(counts), some.link, some.share, latency)
 
+    @property
+    def grid_shape(self) -> tuple[int, ...]:
+        """Accelerators along each axis of a torus or mesh, numbered row by row; empty for other fabrics."""
+        lattice = getattr(self.router, "lattice", None)
+        return () if lattice is None or lattice.twist else tuple(lattice.shape)
+
+    @property
+    def grid_closed(self) -> tuple[bool, ...]:
+        """Which axes of the grid have neighbouring ends."""
+        return tuple(self.router.lattice.closed) if self.grid_shape else ()  # type: ignore[attr-defined]
+
+    def all_pairs(self, members: Ints) -> tuple[Ints, Floats, float] | None:
+        """Links, flows on each (shares summed) and slowest latency (s) of a flow between every two of ``members``.
+
+        None where the fabric has no structure to sum over: list the pairs.
+        """
+        from emulator.topology.allpairs import all_pairs  # noqa: PLC0415  (it knows the routers, which know this module)
+
+        return all_pairs(self.router, members)
+
     def link_name(self, link: int) -> str:
         """``a>b`` for the link from node a to node b."""
         return f"{self.node_names[int(self.link_src[link])]}>{self.node_names[int(self.link_dst[link])]}"
@@ -154,9 +187,37 @@ class Topology:
         return replace(self, capacity=capacity)
 
 
+def check_size(links: int, name: str) -> None:
+    """Refuse a level of so many directed links before memory runs out. Raises InputError."""
+    if links > _MOST_LINKS:
+        raise InputError(
+            f"{links:,} links are too many to build, {_MOST_LINKS:,} at most", place=f"levels.{name}",
+            remedy="make it smaller, or leave the size to the job",
+        )  # fmt: skip
+
+
 def offsets(counts: Ints) -> Ints:
     """Row pointers from row lengths: ``[0, c0, c0+c1, ...]``."""
     return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+
+def flow_of(routes: Routes) -> Ints:
+    """The flow of every entry of ``routes.link``."""
+    return np.repeat(np.arange(len(routes.ptr) - 1), np.diff(routes.ptr))
+
+
+def merge(routes: Routes, links: int) -> Routes:
+    """The same routes with one entry per flow and link, links ascending; ``links`` is how many there are."""
+    key, which = np.unique(flow_of(routes) * links + routes.link, return_inverse=True)
+    share = np.bincount(which.ravel(), routes.share, len(key)).astype(np.float64)
+    flow, link = np.divmod(key, links)
+    return Routes(offsets(np.bincount(flow, minlength=len(routes.ptr) - 1)), link, share, routes.latency)
+
+
+def crossing(columns: Mapping[str, NDArray[np.generic]], side: NDArray[np.bool_]) -> float:
+    """Bytes/s of the links out of the nodes marked in ``side``; ``columns`` as ``LinkTable.columns`` gives them."""
+    out = side[columns["link_src"].astype(np.int64)] & ~side[columns["link_dst"].astype(np.int64)]
+    return float(columns["capacity"][out].astype(np.float64).sum())
 
 
 def assemble(flows: int, parts: Sequence[tuple[Ints, Ints, Floats]], latency: Floats) -> Routes:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from emulator import assets
 from emulator.errors import InputError
-from emulator.topology import clos, explicit, fullmesh, torus
+from emulator.topology import fabric, imports
 from emulator.topology.document import convert, read_yaml
-from emulator.topology.graph import Topology
-from emulator.topology.spec import LEVELS, FullMesh, Level, Switch, Tier, TopologyFile, Torus, decode_quantity
+from emulator.topology.graph import Topology, merge
+from emulator.topology.spec import LEVELS, Level, TopologyFile, decode_quantity
+from emulator.topology.tuning import read_tuning
 
 _KIND, _SUFFIXES = "topologies", (".yaml", ".json")
 _NOT_TOPOLOGIES = {"devices.yaml"}
-_TOP_KEYS = ("routing", "accelerators", "largest", "bundled")
+_TOP_KEYS = ("routing", "flows_per_pair", "seed", "pxn", "accelerators", "largest", "bundled", "tuning")
+_SHOWN = 64  # ranks, where nobody says how many
+_SAMPLE = 256  # pairs whose routes are compared to see whether a setting changed anything
 
 
 def presets() -> list[tuple[str, str]]:
@@ -27,23 +35,55 @@ def presets() -> list[tuple[str, str]]:
     return found
 
 
-def load(spec: str, *, ranks: int, overrides: Mapping[str, str] | None = None) -> Topology:
-    """The topology that ``spec`` (preset name, or path to ``.yaml`` levels or ``.json`` node-link graph) means.
+def load(spec: str, *, ranks: int | None, overrides: Mapping[str, str] | None = None) -> Topology:
+    """The topology that ``spec`` means: a preset's name, or a file of levels, a graph, or one of another tool.
 
-    Sized to ``ranks`` accelerators unless the file says otherwise; ``overrides`` are dotted keys of the file
-    (``spine.oversubscription``). Raises InputError: no such file or preset, a fault in it, a job that does not fit.
+    Files are known by their content (``imports.sniff``). Sized to ``ranks`` accelerators unless the file says otherwise
+    (None: as large as the file says, or for a job of 64, to be looked at). ``overrides`` are dotted keys of the file
+    (``spine.oversubscription``); those that changed nothing are said in ``findings``. Raises InputError: no such file
+    or preset, a fault in it, a job that does not fit.
     """
-    path = _find(spec)
-    if path.suffix == ".json":
-        if overrides:
-            raise InputError(f"a graph file has no key {next(iter(overrides))!r} to set", source=spec)
-        topology = explicit.read(path)
-        if ranks > topology.accelerators:
-            raise InputError(
-                f"the topology holds {topology.accelerators:,} accelerators, the job needs {ranks:,}", source=spec
-            )
-        return topology
-    file, levels = _decode(read_yaml(path, spec), overrides or {}, spec)
+    path, overrides = _find(spec), dict(overrides or {})
+    kind = imports.sniff(path, spec)
+    if kind in imports.GRAPHS:
+        routing = _graph_routing(overrides, spec)
+        topology = imports.read_graph(kind, path, spec, routing)
+    else:
+        document = imports.levels_of_astra_sim(path, spec) if kind == "astra-sim" else _document(path, spec)
+        topology = _from_levels(document, ranks, overrides, path, spec)
+    if ranks is not None and ranks > topology.accelerators:
+        raise InputError(
+            f"the topology holds {topology.accelerators:,} accelerators, the job needs {ranks:,}", source=spec
+        )
+    return topology
+
+
+def _from_levels(
+    document: dict[str, Any], ranks: int | None, overrides: Mapping[str, str], path: Path, spec: str
+) -> Topology:
+    topology, used = _build(_overridden(document, overrides, spec), ranks, path, spec)
+    idle = []
+    for key in overrides:
+        name = key.partition(".")[0]
+        if name in document["levels"] and name not in used:
+            idle.append(f"{key} changed nothing: {topology.accelerators:,} accelerators need no {name}")
+        elif key != "accelerators":
+            others = {k: v for k, v in overrides.items() if k != key}
+            try:
+                without, _ = _build(_overridden(document, others, spec), ranks, path, spec)
+            except InputError:
+                continue  # without this override nothing could be built: it changed something
+            if _same(topology, without):
+                idle.append(f"{key}={overrides[key]} changed nothing")
+    return replace(topology, findings=(*topology.findings, *idle))
+
+
+def _build(document: dict[str, Any], ranks: int | None, path: Path, spec: str) -> tuple[Topology, tuple[str, ...]]:
+    """The topology of a document, and the levels that it needs."""
+    file, levels = _decode(document, spec)
+    if ranks is None:
+        with located(spec):
+            ranks = file.accelerators or min(_SHOWN, file.largest or _SHOWN, fabric.fixed_size(levels) or _SHOWN)
     wanted = file.accelerators or ranks
     if wanted < ranks:
         raise InputError(f"accelerators is {wanted:,}, the job needs {ranks:,}", source=spec, place="accelerators")
@@ -54,43 +94,89 @@ def load(spec: str, *, ranks: int, overrides: Mapping[str, str] | None = None) -
             place="largest",
             remedy=f"--set largest={wanted} builds what does not exist; or take another topology",
         )
-    try:
-        built = _build(file, levels, wanted)
-    except InputError as error:
-        raise InputError(error.reason, source=spec, place=error.place, remedy=error.remedy) from None
+
+    def read_graph(name: str) -> Topology:
+        near = path.parent / name
+        inner = near if near.exists() else _find(name)
+        return imports.read_graph(imports.sniff(inner, name), inner, name, _graph_routing({}, name))
+
+    with located(spec):
+        built = fabric.build(file, levels, wanted, read_graph)
+    used = built.pop("used")
     sources = tuple(f"{name}: {text}" for name, text in file.sources.items())
-    return Topology(name=file.name, routing=file.routing, device=file.device, sources=sources, **built)
+    hashed = f", {file.flows_per_pair} flows per pair, seed {file.seed}" if file.routing == "ecmp" else ""
+    power = None if file.power is None else file.power.watts * built["accelerators"] / file.power.accelerators
+    return Topology(
+        name=file.name, routing=file.routing + hashed + (", PXN" if file.pxn else ""), device=file.device,
+        sources=sources, power=power, power_note=file.power.note if file.power else "",
+        in_network=tuple(file.in_network), tuning=read_tuning(file.tuning, spec), **built,
+    ), used  # fmt: skip
 
 
-def _build(file: TopologyFile, levels: Mapping[str, Level], accelerators: int) -> dict[str, Any]:
-    """Which builder the kinds of the levels ask for."""
-    (first, level), *rest = levels.items()
-    if not rest and isinstance(level, Torus):
-        return torus.build(first, level, accelerators, called=file.called, routing=file.routing)
-    if file.routing != "spread":
-        raise InputError(f"routing {file.routing!r} is for a torus or mesh; this fabric spreads", place="routing")
-    if not rest and isinstance(level, FullMesh):
-        return fullmesh.build(first, level, accelerators, called=file.called)
-    switched = {name: lv for name, lv in levels.items() if isinstance(lv, Switch | Tier)}
-    tiers = [lv for lv in levels.values() if isinstance(lv, Tier)]
-    if len(switched) < len(levels) or len(levels) - len(tiers) > isinstance(level, Switch) or len(tiers) > 3:
+@contextmanager
+def located(source: str) -> Iterator[None]:
+    """Errors inside are told with the name of this file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.reason, source=source, place=error.place, remedy=error.remedy) from None
+
+
+def _same(a: Topology, b: Topology) -> bool:
+    """Do two topologies give equal times? Links are compared, and the routes of a sample of pairs."""
+    fields = ("accelerators", "links", "device", "power", "tuning")
+    if any(getattr(a, field) != getattr(b, field) for field in fields):
+        return False
+    columns = ("link_src", "link_dst", "capacity", "latency", "domain", "level_names", "cables")
+    if not all(np.array_equal(getattr(a, column), getattr(b, column)) for column in columns):
+        return False
+    src, dst = np.random.default_rng(0).integers(0, a.accelerators, (2, _SAMPLE))
+    routes = [merge(t.route(src, dst), t.links) for t in (a, b)]
+    return all(np.array_equal(getattr(routes[0], column), getattr(routes[1], column)) for column in ("link", "share"))
+
+
+def _graph_routing(overrides: Mapping[str, str], source: str) -> imports.GraphRouting:
+    known = imports.GraphRouting.__struct_fields__
+    unknown = next((key for key in overrides if key not in known), None)
+    if unknown is not None:
         raise InputError(
-            "these kinds of level do not go together", place="levels",
-            remedy="one torus, one full_mesh, or: one switch at most, then up to three tiers",
-        )  # fmt: skip
-    return clos.build(switched, accelerators, called=file.called, bundled=file.bundled)
+            f"a graph file has no key {unknown!r} to set", source=source, remedy=f"known keys: {', '.join(known)}"
+        )
+    routing: imports.GraphRouting = convert(dict(overrides), imports.GraphRouting, source=source)
+    return routing
 
 
-def _decode(
-    document: dict[str, Any], overrides: Mapping[str, str], source: str
-) -> tuple[TopologyFile, dict[str, Level]]:
-    _override(document, overrides, source)
+def _document(path: Path, spec: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A file of levels, with what it takes over from its ``base``."""
+    document = read_yaml(path, spec)
+    base = document.pop("base", None)
+    if base is None:
+        return document
+    if not isinstance(base, str) or base in seen:
+        raise InputError("goes round in a circle" if base in seen else "is not a name", source=spec, place="base")
+    near = path.parent / base
+    try:
+        parent = _document(near if near.is_file() else _find(base), base, (*seen, base))
+    except InputError as error:
+        raise InputError(f"{base}: {error.reason}", source=spec, place="base", remedy=error.remedy) from None
+    merged = parent | document
+    for key in ("levels", "sources"):
+        above, own = parent.get(key, {}), document.get(key, {})
+        if isinstance(above, dict) and isinstance(own, dict):
+            merged[key] = above | {
+                name: above[name] | value if isinstance(value, dict) and isinstance(above.get(name), dict) else value
+                for name, value in own.items()
+            }
+    return merged
+
+
+def _decode(document: dict[str, Any], source: str) -> tuple[TopologyFile, dict[str, Level]]:
     file: TopologyFile = convert(document, TopologyFile, source=source)
     if not file.levels:
         raise InputError("no level", source=source, place="levels")
     levels: dict[str, Level] = {}
     for name, fields_ in file.levels.items():
-        kind = fields_.get("kind")
+        kind = str(fields_.get("kind", ""))
         if kind not in LEVELS:
             raise InputError(
                 f"kind {kind!r} is unknown; known: {', '.join(LEVELS)}" if kind else "kind is missing",
@@ -101,10 +187,9 @@ def _decode(
     return file, levels
 
 
-def _override(document: dict[str, Any], overrides: Mapping[str, str], source: str) -> None:
-    """Write ``--set`` values into the document in place."""
-    if not overrides:
-        return
+def _overridden(document: dict[str, Any], overrides: Mapping[str, str], source: str) -> dict[str, Any]:
+    """The document with ``--set`` values written into a copy."""
+    document = deepcopy(document)
     levels = document.get("levels")
     levels = levels if isinstance(levels, dict) else {}
     known = [*_TOP_KEYS, *(f"{name}.{key}" for name, level in levels.items() for key in _keys(level))]
@@ -117,6 +202,7 @@ def _override(document: dict[str, Any], overrides: Mapping[str, str], source: st
             levels[name][field] = value
         else:
             document[name] = value
+    return document
 
 
 def _keys(level: object) -> list[str]:
@@ -138,6 +224,4 @@ def _find(spec: str) -> Path:
         raise InputError("no such topology", source=spec, remedy=f"known topologies: {known}, or a file") from None
     if path.is_dir():
         raise InputError("is a folder, not a topology file", source=spec)
-    if path.suffix not in _SUFFIXES:
-        raise InputError("a topology file ends in .yaml (levels) or .json (node-link graph)", source=spec)
     return path

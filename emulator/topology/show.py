@@ -18,6 +18,8 @@ from emulator.topology.shortest import ShortestPaths
 from emulator.units import format_rate
 
 _EXACT_UP_TO = 8  # accelerators: 35 ways to halve them, each a minimum cut
+_CUT_UP_TO = 256  # accelerators: a few maximum flows of a second each
+_SEARCH_UP_TO = 2048  # accelerators: one search each
 _SLOW = 1e6  # bytes/s; a link below this is a forgotten unit
 Severity = Literal["error", "warning", "note"]
 
@@ -38,7 +40,8 @@ class LevelSummary:
 class Description:
     """A topology in figures. ``nodes``: kind to (nodes in the model, devices they stand for).
 
-    ``diameter`` in links; ``bisection`` in bytes/s per direction, with how it was found.
+    ``diameter`` in links, ``bisection`` in bytes/s per direction, with how it was found (None: too large to find);
+    ``power`` in W of what ``power_note`` says (None: not published).
     """
 
     name: str
@@ -47,10 +50,12 @@ class Description:
     device: str | None
     nodes: dict[str, tuple[int, int]]
     levels: list[LevelSummary]
-    diameter: int
+    diameter: int | None
     bisection: float | None
     bisection_note: str
     oversubscription: dict[str, float]
+    power: float | None
+    power_note: str
     sources: tuple[str, ...]
     findings: tuple[str, ...]
 
@@ -67,7 +72,7 @@ def describe(topology: Topology) -> Description:
     """Counts, diameter, bisection and oversubscription of a topology; computed where the builder does not know."""
     t, facts = topology, topology.facts
     bisection, note = facts.bisection, facts.bisection_note
-    if bisection is None and t.accelerators > 1:
+    if bisection is None and 1 < t.accelerators <= _CUT_UP_TO:
         bisection, note = _bisection(t)
     return Description(
         name=t.name,
@@ -80,17 +85,19 @@ def describe(topology: Topology) -> Description:
         bisection=bisection,
         bisection_note=note,
         oversubscription=dict(facts.oversubscription),
+        power=t.power,
+        power_note=t.power_note,
         sources=t.sources,
         findings=t.findings,
     )
 
 
-def check(spec: str, *, ranks: int, overrides: Mapping[str, str] | None = None) -> list[Finding]:
-    """Everything worth saying about a topology file or preset; an empty list means all is well."""
-    try:
-        t = load(spec, ranks=ranks, overrides=overrides)
-    except InputError as error:
-        return [Finding("error", str(error) + (f" ({error.remedy})" if error.remedy else ""))]
+def check(spec: str, *, ranks: int | None, overrides: Mapping[str, str] | None = None) -> list[Finding]:
+    """Everything worth saying about a topology that can be built; an empty list means all is well.
+
+    Raises InputError for one that cannot.
+    """
+    t = load(spec, ranks=ranks, overrides=overrides)
     findings = [Finding("warning", text) for text in t.findings]
     slow = np.flatnonzero(t.capacity < _SLOW)
     if len(slow):
@@ -102,7 +109,7 @@ def check(spec: str, *, ranks: int, overrides: Mapping[str, str] | None = None) 
     if lonely:
         a, b = (t.node_names[i] for i in lonely[0])
         findings.append(Finding("warning", f"{len(lonely)} links have no way back ({a}>{b})"))
-    if t.accelerators > ranks:
+    if ranks is not None and t.accelerators > ranks:
         findings.append(Finding("note", f"{t.accelerators - ranks:,} of {t.accelerators:,} accelerators have no rank"))
     if t.device is None:
         findings.append(Finding("note", "no default device: give --device to time compute"))
@@ -175,7 +182,9 @@ def _level(t: Topology, level: int) -> LevelSummary:
     )
 
 
-def _diameter(t: Topology) -> int:
+def _diameter(t: Topology) -> int | None:
+    if t.accelerators > _SEARCH_UP_TO:
+        return None
     router = ShortestPaths.of(t)
     return max(int(router.search(a).hops[: t.accelerators].max()) for a in range(t.accelerators))
 

@@ -2,7 +2,7 @@
 
 The rule is the builder's of real clusters: fill switches, use as few of the next layer as their ports allow, and join
 each pair by equal numbers of parallel cables. For radix 64 and 8 rails it reproduces the published switch counts of
-DGX SuperPODs from 64 to 2,048 nodes (tests/test_topology_clos.py).
+DGX SuperPODs from 64 to 2,048 nodes (tests/test_topology_fabrics.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+
+import msgspec
 
 from emulator.errors import InputError
 from emulator.topology.spec import Switch, Tier
@@ -47,7 +49,7 @@ def plan(domain: Switch | None, tiers: Sequence[Tier], accelerators: int, names:
 
     Raises InputError where it does not fit or would fall apart.
     """
-    size = domain.size if domain else 1
+    size = (domain.size if domain else 1) or accelerators
     nodes = ceil(accelerators / size)
     if nodes == 1 and (domain is not None or not tiers):
         return ClosPlan(nodes, size, nodes_per_unit=nodes)
@@ -95,6 +97,8 @@ def plan(domain: Switch | None, tiers: Sequence[Tier], accelerators: int, names:
 def _upper(one: ClosPlan, tiers: Sequence[Tier], names: Sequence[str], below: int, accelerators: int) -> ClosPlan:
     """The second and third tier over the leaves of ``one``; ``below`` is the number of cables into a full leaf."""
     leaf, spine = tiers[0], tiers[1]
+    if spine.down:
+        spine = msgspec.structs.replace(spine, radix=min(spine.down, spine.radix))
     up = _up_ports(below, leaf, spine)
     ratio = below * leaf.bandwidth / (up * spine.bandwidth)
     spines = _switches(up, one.units * one.rails, spine, names[1])
@@ -105,7 +109,8 @@ def _upper(one: ClosPlan, tiers: Sequence[Tier], names: Sequence[str], below: in
         room = spine.radix // (one.rails * cables) * per_unit
         raise _too_small(room, accelerators, f"add a tier above {names[1]} or raise {names[1]}.radix")
     core = tiers[2]
-    units_per_pod = _down_ports(spine, core, one.rails * cables) // (one.rails * cables)
+    down = spine.down or _down_ports(spine, core, one.rails * cables)
+    units_per_pod = down // (one.rails * cables)
     if units_per_pod < 1:
         raise InputError(
             f"a switch of radix {spine.radix} cannot join {one.rails} rails with {cables} cables each",
@@ -114,6 +119,11 @@ def _upper(one: ClosPlan, tiers: Sequence[Tier], names: Sequence[str], below: in
     pods = ceil(one.units / units_per_pod)
     below_spine = min(one.units, units_per_pod) * one.rails * cables
     up_spine = _up_ports(below_spine, spine, core)
+    if below_spine + up_spine > tiers[1].radix:
+        raise InputError(
+            f"{below_spine} ports down and {up_spine} up are more than radix {tiers[1].radix}",
+            place=f"levels.{names[1]}.down",
+        )
     cores = _switches(up_spine, pods, core, names[2])
     if cores is None:
         room = core.radix // (core.parallel or 1) * units_per_pod * per_unit

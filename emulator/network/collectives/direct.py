@@ -11,29 +11,22 @@ from collections.abc import Iterator
 import numpy as np
 
 from emulator.errors import InputError
-from emulator.network.collectives.schedule import Case, Step, check_all_pairs, pair_chunks
+from emulator.network.collectives.phase import AllPairs, AnyPhase, pairs, phases_of
+from emulator.network.collectives.schedule import Case, Step, member_chunks, pair_chunks
 from emulator.network.maxmin import Ints
-
-
-def _pairs(case: Case) -> tuple[Ints, Ints]:
-    """All ordered pairs of different members, receivers in order, senders in order for each."""
-    check_all_pairs(case.n)
-    dst, src = np.divmod(np.arange(case.n * case.n), case.n)
-    other = src != dst
-    return src[other], dst[other]
 
 
 def all_gather(case: Case) -> Iterator[Step]:
     """Every member sends its chunk to all others."""
     if case.n > 1:
-        src, dst = _pairs(case)
+        src, dst = pairs(case.n)
         yield Step(src, dst, src)
 
 
 def reduce_scatter(case: Case) -> Iterator[Step]:
     """Every member sends each other member that one's chunk; the receiver adds, senders in group order."""
     if case.n > 1:
-        src, dst = _pairs(case)
+        src, dst = pairs(case.n)
         yield Step(src, dst, dst, reduce=True)
 
 
@@ -46,11 +39,37 @@ def all_reduce(case: Case) -> Iterator[Step]:
 def all_to_all(case: Case) -> Iterator[Step]:
     """Every member sends every other its part; parts without bytes are not sent."""
     if case.n > 1:
-        src, dst = _pairs(case)
+        src, dst = pairs(case.n)
         chunk = src * case.n + dst
         sent = pair_chunks(case)[chunk] > 0
         if sent.any():
             yield Step(src[sent], dst[sent], chunk[sent])
+
+
+def all_gather_phases(case: Case) -> tuple[AnyPhase, ...]:
+    """One exchange."""
+    if case.splits is None:
+        return (AllPairs(case.n, 1 / case.n),)
+    return phases_of(all_gather(case), case.n, member_chunks(case))
+
+
+def reduce_scatter_phases(case: Case) -> tuple[AnyPhase, ...]:
+    """One exchange."""
+    if case.splits is None:
+        return (AllPairs(case.n, 1 / case.n),)
+    return phases_of(reduce_scatter(case), case.n, member_chunks(case))
+
+
+def all_reduce_phases(case: Case) -> tuple[AnyPhase, ...]:
+    """Two exchanges."""
+    return (AllPairs(case.n, 1 / case.n),) * 2
+
+
+def all_to_all_phases(case: Case) -> tuple[AnyPhase, ...]:
+    """One exchange."""
+    if case.splits is None:
+        return (AllPairs(case.n, 1 / case.n),)
+    return phases_of(all_to_all(case), case.n, pair_chunks(case))
 
 
 def pairwise_all_to_all(case: Case) -> Iterator[Step]:

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from emulator.errors import InputError
+from emulator.network.collectives.phase import Phase
 from emulator.network.collectives.ring import pass_around, ring_phase
-from emulator.network.collectives.schedule import Case, Phase, Step
+from emulator.network.collectives.schedule import Case, Step
 from emulator.network.maxmin import Ints
 
 

@@ -2,9 +2,13 @@
 
 All-gather and reduce-scatter take ``(n-1)a + (n-1)/n S/B``, all-reduce (reduce-scatter, then all-gather) twice that
 (Thakur, Rabenseifner, Gropp 2005). Sends are pipelined, so the latency of one round is the largest sum of n-1
-consecutive edges. The functions work on several rings side by side, which the hierarchical algorithms use.
+consecutive edges.
 
-Broadcast and reduce run along the ring from (to) the root, cut into thin pieces that follow each other, as NCCL does.
+A group spread over servers runs several rings side by side, as NCCL's channels: each enters a server at a different
+member and leaves it at that one's neighbour, so that every network card carries its part of the data. Servers are
+visited forwards and backwards in turn, which keeps a crossing between cards of the same place (rail).
+
+Broadcast and reduce run along one ring from (to) the root, cut into thin pieces that follow each other.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from emulator.network.collectives.schedule import Case, Phase, Step
+from emulator.network.collectives.phase import Phase
+from emulator.network.collectives.schedule import Case, Step
 from emulator.network.maxmin import Floats, Ints
 
 # Pieces per hop of a broadcast. The phase is the limit of thin pieces; with these, filling the pipe adds 1/32 at most.
@@ -33,28 +38,50 @@ def pass_around(rings: Ints, owned: Ints, *, reduce: bool) -> Iterator[Step]:
         yield Step(src, dst, np.roll(owned, step + reduce, axis=1).ravel(), reduce)
 
 
-def ring_phase(rings: Ints, fraction: float, times: int = 1) -> tuple[Phase, ...]:
-    """The rounds of several rings side by side as one phase: ``fraction`` of S crosses every edge."""
+def ring_phase(rings: Ints, fraction: float | Floats, times: int = 1) -> tuple[Phase, ...]:
+    """The rounds of several rings side by side as one phase: ``fraction`` of S crosses every edge (or f64[r, m])."""
     places = rings.shape[1]
     if places == 1:
         return ()
-    flows = np.full(rings.size, fraction)
+    flows = np.broadcast_to(fraction, rings.shape).ravel()
     return (Phase(rings.ravel(), np.roll(rings, -1, axis=1).ravel(), flows, places - 1, places, times),)
 
 
-def _flat(case: Case) -> tuple[Ints, Ints]:
-    ring = case.order[np.newaxis, :]
-    return ring, ring[:, :, np.newaxis]
+def channels(case: Case) -> Ints:
+    """i64[c, n]: the rings, one per member of the smallest server; a single one without servers to cross."""
+    if not case.several_servers:
+        return case.order[np.newaxis, :]
+    rings = []
+    for channel in range(min(len(server) for server in case.servers)):
+        walk = []
+        for number, server in enumerate(case.servers):
+            turned = np.roll(server, -(channel % len(server)))
+            walk.append(turned[::-1] if number % 2 else turned)
+        rings.append(np.concatenate(walk))
+    return np.stack(rings)
+
+
+def chunks(case: Case) -> Floats:
+    """Each member's part cut once per ring."""
+    count = len(channels(case))
+    return np.repeat(case.parts / count, count)
+
+
+def _owned(rings: Ints) -> Ints:
+    count = len(rings)
+    return (rings * count + np.arange(count)[:, np.newaxis])[:, :, np.newaxis]
 
 
 def all_gather(case: Case) -> Iterator[Step]:
-    """Chunk i starts at member i and goes once around."""
-    yield from pass_around(*_flat(case), reduce=False)
+    """The chunks of member i start there and go once around."""
+    rings = channels(case)
+    yield from pass_around(rings, _owned(rings), reduce=False)
 
 
 def reduce_scatter(case: Case) -> Iterator[Step]:
-    """Chunk i goes once around, is added to at every member, and ends at member i."""
-    yield from pass_around(*_flat(case), reduce=True)
+    """The chunks of member i go once around, are added to at every member, and end there."""
+    rings = channels(case)
+    yield from pass_around(rings, _owned(rings), reduce=True)
 
 
 def all_reduce(case: Case) -> Iterator[Step]:
@@ -63,14 +90,22 @@ def all_reduce(case: Case) -> Iterator[Step]:
     yield from all_gather(case)
 
 
-def once_around(case: Case) -> tuple[Phase, ...]:
-    """Phases of all-gather and reduce-scatter."""
-    return ring_phase(case.order[np.newaxis, :], (case.n - 1) / case.n)
+def all_gather_phases(case: Case) -> tuple[Phase, ...]:
+    """Every edge carries all but the next member's part."""
+    rings = channels(case)
+    return ring_phase(rings, (case.parts.sum() - case.parts[np.roll(rings, -1, axis=1)]) / len(rings))
 
 
-def twice_around(case: Case) -> tuple[Phase, ...]:
-    """Phases of all-reduce."""
-    return ring_phase(case.order[np.newaxis, :], 2 * (case.n - 1) / case.n, times=2)
+def reduce_scatter_phases(case: Case) -> tuple[Phase, ...]:
+    """Every edge carries all but its own member's part."""
+    rings = channels(case)
+    return ring_phase(rings, (case.parts.sum() - case.parts[rings]) / len(rings))
+
+
+def all_reduce_phases(case: Case) -> tuple[Phase, ...]:
+    """Twice around."""
+    rings = channels(case)
+    return ring_phase(rings, 2 * (case.n - 1) / case.n / len(rings), times=2)
 
 
 def pieces(case: Case) -> Floats:

@@ -1,14 +1,15 @@
-"""What a collective algorithm is made of: steps, chunks, phases.
+"""What a collective algorithm is made of: who takes part, steps, chunks.
 
 There is one definition per algorithm, its *steps*. Everything else follows from them: played as flows they are the
-reference simulation, executed on tensors they prove the arithmetic, summed up they are the *phases* that the engine
-runs.
+reference simulation, executed on tensors they prove the arithmetic, summed up they are the *phases* (:mod:`.phase`)
+that the engine runs.
 
-**Memory model of the steps.** The data of a collective is cut into chunks with ids that mean the same on every member
-(chunk ``i * n + j`` of an all-to-all is what member ``i`` has for member ``j``). Each member owns a slot per chunk. An
-entry of a step sends the sender's slot, *as it was before the step*, to the same slot of the receiver, which either
-stores it (copy) or adds it to what it has (reduce). Entries are in the order in which a receiver adds. Entries of one
-step with the same sender and receiver are one message.
+**Memory model of the steps.** The data of a collective is cut into chunks with ids that mean the same on every member.
+Where each member has a part of its own, ids count members first (``w`` chunks per member: member m has ``m * w`` to
+``m * w + w - 1``; of an all-to-all, pair ``i * n + j`` is what member ``i`` has for member ``j``). Each member owns a
+slot per chunk. An entry of a step sends the sender's slot, *as it was before the step*, to the same slot of the
+receiver, which either stores it (copy) or adds it to what it has (reduce). Entries are in the order in which a receiver
+adds. Entries of one step with the same sender and receiver are one message.
 
 **Sizes.** ``S`` is the input of an all-reduce, the output of an all-gather, the input of a reduce-scatter, the input
 of one member of an all-to-all (the largest one, if they differ), and the whole buffer of all others.
@@ -16,7 +17,7 @@ of one member of an all-to-all (the largest one, if they differ), and the whole 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,22 +28,40 @@ from emulator.network.maxmin import Floats, Ints
 
 # Where every pair of members is a flow: 4 million of them are as many as is sensible to list.
 ALL_PAIRS_LIMIT = 2048
-# Up to here such an algorithm is offered although there are others (real libraries stop earlier: buffers per peer).
-OFFERED_PAIRS_LIMIT = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Members on the crossing points of a torus or mesh: ``at`` i64[shape] is the member at each place.
+
+    ``closed`` says of each axis whether its ends are neighbours too. Axes of length 1 are left out.
+    """
+
+    at: Ints
+    closed: tuple[bool, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Members along each axis."""
+        return self.at.shape
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Who takes part: ``n`` members, the ``root`` (an index), each member's domain, the splits of an all-to-all.
+    """Who takes part: ``n`` members, the ``root`` (an index), where members sit, uneven parts.
 
-    ``domains`` i64[n] are labels of the server (or tray) each member sits in; None means no such structure.
-    ``splits`` f64[n, n] are bytes from member (row) to member (column); None means equal parts.
+    ``domains`` i64[n] are labels of the server (or tray) each member sits in; None means no such structure. ``grid``
+    places them on a torus. ``splits``: f64[n, n] bytes from member (row) to member (column) of an all-to-all, or
+    f64[n] bytes of each member's part (all-gather, reduce-scatter, gather, scatter); None means equal parts.
+    ``copies``: to how many members of another server the same data of an all-to-all goes, on average (MoE dispatch).
     """
 
     n: int
     root: int = 0
     domains: Ints | None = None
     splits: Floats | None = None
+    grid: Grid | None = None
+    copies: float = 1.0
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -52,42 +71,57 @@ class Case:
         if self.domains is not None and self.domains.shape != (self.n,):
             raise InputError(f"{self.domains.size} domains given for {self.n} members")
         if self.splits is not None:
-            if self.splits.shape != (self.n, self.n):
+            if self.splits.shape not in ((self.n, self.n), (self.n,)):
                 raise InputError(f"splits must be {self.n} x {self.n}, not {' x '.join(map(str, self.splits.shape))}")
             if not np.all((self.splits >= 0) & np.isfinite(self.splits)):
                 raise InputError("splits must be finite and not negative")
+        if not self.copies >= 1:
+            raise InputError(f"copies per server must be 1 or more, not {self.copies:g}")
+
+    @cached_property
+    def servers(self) -> tuple[Ints, ...]:
+        """The members of each domain in group order, domains in order of first appearance; one if there are none."""
+        if self.domains is None:
+            return (np.arange(self.n),)
+        _, first, which = np.unique(self.domains, return_index=True, return_inverse=True)
+        order = np.argsort(first[which], kind="stable")
+        changes = np.flatnonzero(np.diff(first[which][order])) + 1
+        return tuple(np.split(order, changes))
 
     @cached_property
     def table(self) -> Ints | None:
-        """i64[k, g]: members by domain and place in it; None unless every domain has the same number of members.
-
-        Domains and places are in order of first appearance in the group.
-        """
-        if self.domains is None:
+        """i64[k, g]: members by domain and place in it; None unless every domain has the same number of members."""
+        if self.domains is None or len({len(server) for server in self.servers}) != 1:
             return None
-        _, first, which, count = np.unique(self.domains, return_index=True, return_inverse=True, return_counts=True)
-        if len(set(count.tolist())) != 1:
-            return None
-        order = np.argsort(first[which], kind="stable")
-        return order.reshape(len(count), -1)
+        return np.stack(self.servers)
 
     @property
     def two_levels(self) -> bool:
         """Whether there are several domains with several members each, equally many in all."""
         return self.table is not None and self.table.shape[0] > 1 and self.table.shape[1] > 1
 
+    @property
+    def several_servers(self) -> bool:
+        """Whether there are several domains and one at least has several members."""
+        return 1 < len(self.servers) < self.n
+
     @cached_property
     def order(self) -> Ints:
         """i64[n]: the members as a ring visits them, one domain after the other, group order within each."""
-        if self.domains is None:
-            return np.arange(self.n)
-        _, first, which = np.unique(self.domains, return_index=True, return_inverse=True)
-        return np.argsort(first[which], kind="stable")
+        return np.concatenate(self.servers)
 
     @property
     def order_from_root(self) -> Ints:
         """:attr:`order`, turned so that it begins at the root."""
         return np.roll(self.order, -int(np.flatnonzero(self.order == self.root)[0]))
+
+    @cached_property
+    def parts(self) -> Floats:
+        """f64[n]: each member's part of S where every member has one."""
+        if self.splits is None or self.splits.ndim == 2:
+            return np.full(self.n, 1.0 / self.n)
+        total = float(self.splits.sum())
+        return self.splits / total if total > 0 else np.zeros(self.n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,26 +134,9 @@ class Step:
     reduce: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Phase:
-    """Flows that run as one: they start together, keep pace with the slowest, and end together.
-
-    ``src``, ``dst`` i64[f] members; ``fraction`` f64[f] bytes of each flow as a part of S. The latency of a phase is
-    ``times`` x the largest sum of ``window`` consecutive flows' latencies, where flows come in closed rings of
-    ``block`` flows each (``window = block = 1``: the slowest flow).
-    """
-
-    src: Ints
-    dst: Ints
-    fraction: Floats
-    window: int = 1
-    block: int = 1
-    times: int = 1
-
-
-def equal_chunks(case: Case) -> Floats:
-    """One chunk per member, equal parts of S."""
-    return np.full(case.n, 1.0 / case.n)
+def member_chunks(case: Case) -> Floats:
+    """One chunk per member."""
+    return case.parts
 
 
 def whole(_: Case) -> Floats:
@@ -154,11 +171,18 @@ def chunk_elements(fractions: Floats, elements: int) -> Ints:
     return sizes
 
 
-def phases_of(steps: Iterable[Step], n: int, chunks: Floats) -> tuple[Phase, ...]:
-    """One phase per step: right for every algorithm in which members wait for each other between steps."""
-    phases = []
-    for step in steps:
-        pair, which = np.unique(step.src * n + step.dst, return_inverse=True)
-        fraction = np.bincount(which, chunks[step.chunk], len(pair)).astype(np.float64)
-        phases.append(Phase(pair // n, pair % n, fraction))
-    return tuple(phases)
+def in_pieces(edges: list[tuple[int, int, int, int, bool]], pieces: int) -> Iterator[Step]:
+    """Edges that pieces of data cross one behind the other, as steps.
+
+    ``edges``: (step of the first piece, source, destination, first chunk, whether the receiver adds). Piece p is chunk
+    ``first + p`` and crosses p steps later. Additions of a step come before its copies.
+    """
+    table = np.array(edges, dtype=np.int64).reshape(-1, 5)
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    last = int(table[-1, 0]) + pieces if len(table) else 0
+    for step in range(last):
+        active = table[(table[:, 0] <= step) & (step < table[:, 0] + pieces)]
+        for reduce in (True, False):
+            some = active[active[:, 4] == reduce]
+            if len(some):
+                yield Step(some[:, 1], some[:, 2], some[:, 3] + step - some[:, 0], reduce)

@@ -1,0 +1,48 @@
+"""Topology files by their content: our own, and those of ASTRA-sim, NCCL and SimAI."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from emulator.errors import InputError
+from emulator.files import read_text
+from emulator.topology import explicit
+from emulator.topology.explicit import GraphRouting
+from emulator.topology.graph import Topology
+from emulator.topology.imports import nccl, simai
+from emulator.topology.imports.astra import levels_of_astra_sim
+
+__all__ = ["GRAPHS", "GraphRouting", "levels_of_astra_sim", "read_graph", "sniff"]
+
+GRAPHS = ("graph", "nccl", "simai")
+_SIMAI_HEADER = re.compile(r"\s*(\d+\s+){4}\d+\s+\S+\s*$")
+
+
+def sniff(path: Path, source: str) -> str:
+    """What a file is: ``levels``, ``astra-sim``, or one of GRAPHS. Raises InputError if it cannot be read."""
+    try:
+        text = read_text(path)
+    except InputError as error:
+        reason = "is not text" if "UTF-8" in error.reason else error.reason
+        raise InputError(reason, source=source, remedy=error.remedy) from None
+    start = text.lstrip()
+    if start.startswith("<"):
+        return "nccl"
+    if path.suffix == ".json" or start.startswith("{"):
+        return "graph"
+    first = start.partition("\n")[0]
+    if _SIMAI_HEADER.match(first):
+        return "simai"
+    return "astra-sim" if re.search(r"^npus_count\s*:", text, re.MULTILINE) else "levels"
+
+
+def read_graph(kind: str, path: Path, source: str, routing: GraphRouting) -> Topology:
+    """The topology of a file of one of GRAPHS. Raises InputError naming file, place and reason."""
+    try:
+        if kind == "graph":
+            return explicit.read(path, routing)
+        document = (nccl if kind == "nccl" else simai).read(read_text(path), path.stem)
+        return explicit.from_node_link(document, path.stem, routing)
+    except InputError as error:
+        raise InputError(error.reason, source=source, place=error.place, remedy=error.remedy) from None
