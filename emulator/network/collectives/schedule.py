@@ -79,36 +79,47 @@ class Case:
             raise InputError(f"copies per server must be 1 or more, not {self.copies:g}")
 
     @cached_property
+    def server_of(self) -> Ints:
+        """i64[n]: the domain of each member, numbered in order of first appearance (all 0 if there are none)."""
+        if self.domains is None:
+            return np.zeros(self.n, dtype=np.int64)
+        _, first, which = np.unique(self.domains, return_index=True, return_inverse=True)
+        number = np.empty(len(first), dtype=np.int64)
+        number[np.argsort(first)] = np.arange(len(first))
+        return number[which.ravel()]
+
+    @cached_property
+    def server_sizes(self) -> Ints:
+        """Members of each domain. Large groups ask for this, not for the lists of members."""
+        return np.bincount(self.server_of)
+
+    @cached_property
     def servers(self) -> tuple[Ints, ...]:
         """The members of each domain in group order, domains in order of first appearance; one if there are none."""
-        if self.domains is None:
-            return (np.arange(self.n),)
-        _, first, which = np.unique(self.domains, return_index=True, return_inverse=True)
-        order = np.argsort(first[which], kind="stable")
-        changes = np.flatnonzero(np.diff(first[which][order])) + 1
-        return tuple(np.split(order, changes))
+        return tuple(np.split(self.order, np.cumsum(self.server_sizes)[:-1]))
 
     @cached_property
     def table(self) -> Ints | None:
         """i64[k, g]: members by domain and place in it; None unless every domain has the same number of members."""
-        if self.domains is None or len({len(server) for server in self.servers}) != 1:
+        if self.domains is None or np.ptp(self.server_sizes):
             return None
-        return np.stack(self.servers)
+        return self.order.reshape(len(self.server_sizes), -1)
 
     @property
     def two_levels(self) -> bool:
         """Whether there are several domains with several members each, equally many in all."""
-        return self.table is not None and self.table.shape[0] > 1 and self.table.shape[1] > 1
+        sizes = self.server_sizes
+        return self.domains is not None and len(sizes) > 1 and sizes[0] > 1 and not np.ptp(sizes)
 
     @property
     def several_servers(self) -> bool:
         """Whether there are several domains and one at least has several members."""
-        return 1 < len(self.servers) < self.n
+        return 1 < len(self.server_sizes) < self.n
 
     @cached_property
     def order(self) -> Ints:
         """i64[n]: the members as a ring visits them, one domain after the other, group order within each."""
-        return np.concatenate(self.servers)
+        return np.argsort(self.server_of, kind="stable")
 
     @property
     def order_from_root(self) -> Ints:

@@ -50,11 +50,11 @@ def _on_grid(case: Case) -> bool:
 
 
 def _one_switch(case: Case) -> bool:
-    return len(case.servers) == 1
+    return len(case.server_sizes) == 1
 
 
 def _rails(case: Case) -> bool:
-    return case.two_levels or case.n == len(case.servers)
+    return case.two_levels or case.n == len(case.server_sizes)
 
 
 # In order of preference where two take equally long.

@@ -1,0 +1,127 @@
+"""``emu collective``: one collective on an idle topology, by algorithm and size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emulator.cli.options import console, parse_overrides
+from emulator.errors import InputError
+from emulator.files import check_writable, write_bytes, write_text
+
+if TYPE_CHECKING:
+    from emulator.network.measure import Row
+
+
+def collective(
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, ...")
+    ],
+    size: Annotated[
+        str, typer.Option(help="Bytes, as nccl-tests counts them (docs/network.md), e.g. `1GiB`.")
+    ] = "1GiB",
+    ranks: Annotated[int, typer.Option(min=1, help="Members of the group: accelerators 0, 1, ...")] = 8,
+    topo: Annotated[str, typer.Option("--topo", help="Topology: a preset (`emu topo list`) or a file.")] = "fattree",
+    algo: Annotated[str, typer.Option(help="Only this algorithm, e.g. `ring` or `ring/LL`; default: all.")] = "auto",
+    sweep: Annotated[
+        str | None, typer.Option(metavar="A:B", help="Sizes from A to B, doubling, e.g. `1KiB:8GiB`.")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help="`phases` as `emu run` does, or `steps`: every chunk is a flow of its own.")
+    ] = "phases",
+    root: Annotated[int, typer.Option(min=0, help="Root of a broadcast, reduce, gather, scatter.")] = 0,
+    copies: Annotated[
+        float, typer.Option(help="two_hop: members of another server that the same data goes to, on average.")
+    ] = 1.0,
+    placement: Annotated[
+        str, typer.Option(help="Accelerators of the ranks: linear, random, rail, or a file (docs/topology.md).")
+    ] = "linear",
+    seed: Annotated[int, typer.Option(help="Seed of --placement random.")] = 0,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the topology; repeatable.")
+    ] = None,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the results; `-` prints them and nothing else.")
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw busbw over size into a PNG, SVG or PDF (matplotlib).")
+    ] = None,
+    width: Annotated[int | None, typer.Option(help="Columns of the table; default: the terminal's.")] = None,
+) -> None:
+    """Time a collective on an idle topology: seconds, algbw and busbw by algorithm, as nccl-tests does.
+
+    Example: emu collective all_reduce --ranks 64 --topo fattree --sweep 1KiB:8GiB
+    """
+    for path in (json, plot):
+        if path not in (None, "-"):
+            check_writable(Path(path))
+    sizes = _sizes(sweep) if sweep is not None else [_bytes(size, "--size")]
+    overrides = parse_overrides(settings or [])
+    from emulator.network.collectives import COLLECTIVES, canonical  # noqa: PLC0415  (heavy: only when there is work)
+    from emulator.network.measure import measure  # noqa: PLC0415
+    from emulator.topology.load import load  # noqa: PLC0415
+    from emulator.topology.placement import place  # noqa: PLC0415
+
+    name = canonical(kind)
+    if name not in COLLECTIVES:
+        raise InputError(f"unknown collective {kind!r}", source="KIND", remedy=f"known: {', '.join(COLLECTIVES)}")
+    topology = load(topo, ranks=ranks, overrides=overrides)
+    asked, _, protocol = algo.partition("/")
+    members = place(placement, topology, ranks, seed=seed)
+    algorithm = "/".join(filter(None, (canonical(asked), protocol)))
+    rows = measure(topology, members, name, sizes, algorithm=algorithm, mode=mode, root=root, copies=copies)
+    if json is not None:
+        text = _document(rows, collective=name, ranks=ranks, topology=topology.name, built=topology.built, mode=mode)
+        print(text) if json == "-" else write_text(json, text + "\n")
+    if plot is None and json == "-":
+        return
+    from emulator.report.collective import plot as draw  # noqa: PLC0415
+    from emulator.report.collective import render  # noqa: PLC0415
+
+    title = f"{name}, {ranks:,} ranks on {topology.name} ({topology.built})"
+    if plot is not None:
+        write_bytes(plot, draw(rows, title, Path(plot).suffix.lstrip(".").lower() or "png"))
+    if json != "-":
+        out = console(width)
+        out.print(render(rows, title, out.width))
+
+
+def _bytes(text: str, option: str) -> float:
+    from emulator.units import parse_bytes  # noqa: PLC0415
+
+    try:
+        amount = parse_bytes(text)
+    except ValueError as error:
+        raise InputError(str(error), source=option) from None
+    if amount < 0:
+        raise InputError(f"a size must not be negative, got {text!r}", source=option)
+    return amount
+
+
+def _sizes(sweep: str) -> list[float]:
+    first, separator, last = sweep.partition(":")
+    if not separator:
+        raise InputError(f"{sweep!r} is not A:B", source="--sweep", remedy="for example --sweep 1KiB:8GiB")
+    low, high = _bytes(first, "--sweep"), _bytes(last, "--sweep")
+    if not 0 < low <= high:
+        raise InputError(f"{sweep!r} must rise from above zero", source="--sweep")
+    sizes = [low]
+    while sizes[-1] * 2 <= high:
+        sizes.append(sizes[-1] * 2)
+    return sizes
+
+
+def _document(rows: Sequence[Row], **about: str | int) -> str:
+    import json  # noqa: PLC0415
+
+    results = [
+        {
+            "algorithm": row.algorithm, "protocol": row.protocol or None, "bytes": row.bytes, "seconds": row.seconds,
+            "algbw_bytes_per_second": row.algbw, "busbw_bytes_per_second": row.busbw, "chosen": row.chosen,
+        }
+        for row in rows
+    ]  # fmt: skip
+    return json.dumps({"schema": "emu-collective/1", **about, "results": results}, indent=1)

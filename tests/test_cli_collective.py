@@ -1,0 +1,99 @@
+"""``emu collective``: results as JSON, a table, a picture; wrong input is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from emulator.cli import main
+
+
+@pytest.fixture
+def emu(capsys, tmp_path, monkeypatch):
+    """Run a command in an empty folder; back come exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["emu", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return int(left.value.code or 0), out, err
+
+    return run
+
+
+def test_json_holds_a_row_per_size_and_algorithm(emu):
+    code, out, _ = emu("collective", "all_reduce", "--ranks", "16", "--sweep", "1MiB:8MiB", "--json", "-")
+    assert code == 0
+    document = json.loads(out)
+    assert (document["collective"], document["ranks"], document["topology"]) == ("all_reduce", 16, "fattree")
+    assert sorted({row["bytes"] for row in document["results"]}) == [2.0**20 * f for f in (1, 2, 4, 8)]
+    assert sum(row["chosen"] for row in document["results"]) == 4
+    for row in document["results"]:
+        assert row["algbw_bytes_per_second"] == pytest.approx(row["bytes"] / row["seconds"])
+        assert row["busbw_bytes_per_second"] == pytest.approx(row["algbw_bytes_per_second"] * 2 * 15 / 16)
+
+
+def test_names_of_others_are_understood(emu):
+    for kind, algorithm in (("AllReduce", "double-binary-tree"), ("all-gather", "ring/LL128"), ("alltoall", "two-hop")):
+        code, out, _ = emu("collective", kind, "--ranks", "16", "--algo", algorithm, "--json", "-")
+        assert code == 0
+        assert len(json.loads(out)["results"]) == 1
+
+
+def test_the_table_marks_the_choice(emu):
+    code, out, _ = emu(
+        "collective", "all_to_all", "--ranks", "8", "--topo", "torus", "--size", "1 MB", "--width", "100"
+    )
+    assert code == 0
+    assert "direct *" in out
+    assert "1,000,000" in out
+
+
+def test_steps_and_phases_agree(emu):
+    times = []
+    for mode in ("steps", "phases"):
+        arguments = ("--ranks", "8", "--topo", "torus", "--algo", "ring", "--mode", mode, "--json", "-")
+        times.append(json.loads(emu("collective", "all_gather", *arguments)[1])["results"][0]["seconds"])
+    assert times[0] == pytest.approx(times[1], rel=1e-3)
+
+
+def test_a_file_and_a_picture(emu, tmp_path):
+    pytest.importorskip("matplotlib")
+    arguments = ("--ranks", "8", "--sweep", "1KiB:1MiB", "--plot", "busbw.png", "--json", "out.json")
+    assert emu("collective", "all_reduce", *arguments)[0] == 0
+    assert (tmp_path / "busbw.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "out.json").read_text())["results"]
+
+
+WRONG = {
+    "collective": (["all_dance"], "all_dance"),
+    "algorithm": (["all_reduce", "--algo", "magic"], "magic"),
+    "algorithm of another collective": (["all_gather", "--algo", "pairwise"], "pairwise"),
+    "switches that are not there": (["all_reduce", "--topo", "torus", "--algo", "nvls"], "nvls"),
+    "no servers": (["all_reduce", "--algo", "hierarchical"], "hierarchical"),
+    "mode": (["all_reduce", "--mode", "fast"], "fast"),
+    "size": (["all_reduce", "--size", "1G"], "1G"),
+    "sweep": (["all_reduce", "--sweep", "1MiB"], "A:B"),
+    "falling sweep": (["all_reduce", "--sweep", "2MiB:1MiB"], "rise"),
+    "root": (["broadcast", "--root", "8"], "root 8"),
+    "ranks": (["all_reduce", "--topo", "fiber", "--ranks", "1000"], "1,000"),
+    "send of three": (["send", "--ranks", "3"], "two members"),
+    "folder": (["all_reduce", "--json", "missing/out.json"], "missing"),
+    "picture": (["all_reduce", "--plot", "picture.docx"], "docx"),
+    "copies": (["all_to_all", "--ranks", "16", "--algo", "two_hop", "--copies", "0"], "copies"),
+    "steps in the switch": (["all_reduce", "--algo", "nvls", "--mode", "steps"], "nvls"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_input_is_one_line(emu, tmp_path, what):
+    arguments, told = WRONG[what]
+    code, out, err = emu("collective", *arguments)
+    assert (code, out) == (2, "")
+    assert told in err.splitlines()[0]
+    assert len(err.splitlines()) <= 2
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())
