@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +13,14 @@ from emulator import assets
 from emulator.cost.lower import Lowered, lower
 from emulator.cost.roofline import Timed, time_ops
 from emulator.errors import InputError
+from emulator.replay.perturb import Perturbation, parse_degrade, parse_straggler
 from emulator.replay.simulate import Job, Options, Replay, simulate
 from emulator.report.partition import fill
 from emulator.result.schema import DeviceInfo, Result, TopologyInfo, TraceInfo
+from emulator.topology import placement
 from emulator.topology.devices import Device, device_names, load_device
 from emulator.topology.graph import Topology
 from emulator.topology.load import load as load_topology
-from emulator.topology.placement import place
 from emulator.trace.check import load as load_trace
 from emulator.trace.expand import templates
 from emulator.trace.io import SUFFIXES
@@ -44,15 +45,10 @@ class OpenJob:
     timed: Timed
     overrides: Mapping[str, str] = field(default_factory=dict)
 
-    def placement(self, how: str, seed: int = 0) -> NDArray[np.int64] | None:
-        """The accelerator of each rank for a placement by name or file (:mod:`emulator.topology.placement`).
-
-        None for the plain one, rank r on accelerator r.
-        """
-        if how == "linear":
-            return None
+    def placement(self, how: str, seed: int = 0) -> NDArray[np.int64]:
+        """The accelerator of each rank for a placement by name or file (:mod:`emulator.topology.placement`)."""
         axes = dict(zip(self.trace.mesh.axes, self.trace.mesh.shape, strict=True))
-        return place(how, self.topology, self.trace.world_size, axes=axes, seed=seed)
+        return placement.place(how, self.topology, self.trace.world_size, axes=axes, seed=seed)
 
     def run(self, options: Options = Options(), progress: Progress | None = None) -> Result:  # noqa: B008  (frozen)
         """Replay it. Raises InputError if it does not fit, AnswerIsNo if the replay cannot go on."""
@@ -96,6 +92,10 @@ def run(
     device: str | None = None,
     lowering: str | None = None,
     overrides: Mapping[str, str] | None = None,
+    stragglers: Sequence[str] = (),
+    degraded: Sequence[str] = (),
+    place: str = "linear",
+    seed: int = 0,
     options: Options = Options(),  # noqa: B008  (frozen)
     progress: Progress | None = None,
 ) -> Result:
@@ -103,9 +103,17 @@ def run(
 
     ``trace`` and ``topology`` are names of what is shipped, paths, or loaded objects; ``device`` defaults to the
     topology's; ``lowering`` is ``eager`` or ``compile`` (default); ``overrides`` are dotted keys of the topology
-    file; ``options`` say how to replay. Raises InputError on bad input, AnswerIsNo if the replay cannot go on.
+    file; ``stragglers`` (``RANK:FACTOR``), ``degraded`` (``LINK:FACTOR[@t1-t2]``), ``place`` and ``seed`` are as on the
+    command line; ``options`` say how to replay. Raises InputError on bad input, AnswerIsNo if the replay cannot go on.
     """
-    return open_job(trace, topology, device=device, lowering=lowering, overrides=overrides).run(options, progress)
+    job = open_job(trace, topology, device=device, lowering=lowering, overrides=overrides)
+    if stragglers or degraded:
+        slowdown = dict(parse_straggler(text) for text in stragglers)
+        changes = [parse_degrade(text, job.topology) for text in degraded]
+        options = replace(options, perturbation=Perturbation(slowdown, changes))
+    if place != "linear":
+        options = replace(options, placement=job.placement(place, seed))
+    return job.run(options, progress)
 
 
 def _device(name: str | None, topology: Topology) -> Device:
@@ -169,6 +177,11 @@ def _warnings(job: OpenJob, replay: Replay, options: Options) -> list[str]:
     ]
     if options.placement is not None and np.array_equal(options.placement, np.arange(len(options.placement))):
         found.append("the placement changed nothing: every rank is where it would have been")
+    for change in options.perturbation.changes if options.perturbation is not None else ():
+        if change.start >= replay.step_seconds:
+            found.append(
+                f"a degradation from {format_seconds(change.start)} on changed nothing: the step was over before"
+            )
     if replay.folding.enabled and replay.folding.ranks > 1 and replay.folding.rank_classes == replay.folding.ranks:
         reason = " (hashed routing treats no two alike)" if job.topology.routing.startswith("ecmp") else ""
         found.append(f"folding found no two ranks alike{reason}: all {replay.folding.ranks} were simulated")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from emulator.cli.options import console, parse_overrides, progress
+from emulator.errors import InputError
 from emulator.files import check_writable
 
 
@@ -15,7 +16,10 @@ def run(
     trace: Annotated[
         str, typer.Option("--trace", "-t", help="Trace: a file, or the name of a shipped one (llama.json).")
     ],
-    topo: Annotated[str, typer.Option("--topo", help="Topology: a preset (`emu topo list`) or a file.")] = "fattree",
+    topo: Annotated[
+        list[str] | None,
+        typer.Option(help="Topology: a preset (`emu topo list`) or a file; several are compared. Default: fattree."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Accelerator that computes; default: the topology's.")] = None,
     algo: Annotated[
         str,
@@ -40,8 +44,11 @@ def run(
     ] = None,
     json: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write the result (emu-result/1); `-` prints it and nothing else."),
+        typer.Option(
+            metavar="FILE", help="Write the result (emu-result/1); `-` prints it alone; a folder for several."
+        ),
     ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Of several topologies, so many at once.")] = None,
     no_fold: Annotated[
         bool, typer.Option("--no-fold", help="Simulate every rank, not classes of equal ranks.")
     ] = False,
@@ -51,28 +58,30 @@ def run(
 
     Example: emu run --topo torus --trace llama.json --json result.json
     """
-    if json not in (None, "-"):
-        check_writable(Path(json))
     overrides = parse_overrides(settings or [])
     if seed and overrides.get("routing") == "ecmp":
         overrides.setdefault("seed", str(seed))
-    from emulator.api import open_job  # noqa: PLC0415  (heavy: only when there is work)
-    from emulator.replay.perturb import Perturbation, parse_degrade, parse_straggler  # noqa: PLC0415
-    from emulator.replay.simulate import Options  # noqa: PLC0415
+    from emulator.replay.simulate import Options  # noqa: PLC0415  (heavy: only when there is work)
+
+    job = {
+        "trace": trace, "device": device, "lowering": lower, "overrides": overrides, "stragglers": straggler or [],
+        "degraded": degrade or [], "place": place, "seed": seed,
+        "options": Options(algorithms=algo, folding=not no_fold),
+    }  # fmt: skip
+    if topo is not None and len(topo) > 1:
+        _run_several(job, topo, json, jobs, width)
+    else:
+        _run_one(job, topo[0] if topo else "fattree", json, width)
+
+
+def _run_one(job: dict[str, Any], topo: str, json: str | None, width: int | None) -> None:
+    if json not in (None, "-"):
+        check_writable(json)
+    from emulator.api import run as replay  # noqa: PLC0415
     from emulator.result.io import write  # noqa: PLC0415
 
-    job = open_job(trace, topo, device=device, lowering=lower, overrides=overrides)
-    perturbation = None
-    if straggler or degrade:
-        perturbation = Perturbation(
-            slowdown=dict(parse_straggler(text) for text in straggler or []),
-            changes=[parse_degrade(text, job.topology) for text in degrade or []],
-        )
     with progress("replaying") as show:
-        options = Options(
-            algorithms=algo, folding=not no_fold, perturbation=perturbation, placement=job.placement(place, seed)
-        )  # fmt: skip
-        result = job.run(options, show)
+        result = replay(**job, topology=topo, progress=show)
     if json is not None:
         write(result, json)
     if json != "-":
@@ -81,4 +90,26 @@ def run(
         out = console(width)
         out.print(render(result, width=out.width))
         if json is None:
-            print("\nKeep it with --json FILE, then `emu view FILE --plain` shows the timeline.")
+            print("\nKeep it with --json FILE, then `emu view FILE` shows the timeline.")
+
+
+def _run_several(
+    job: dict[str, Any], topologies: list[str], json: str | None, jobs: int | None, width: int | None
+) -> None:
+    names = [Path(name).stem for name in topologies]
+    if json is not None and not Path(json).is_dir():
+        raise InputError("for several topologies --json has to be a folder that exists", source=json)
+    if len(set(names)) < len(names):
+        raise InputError("a topology is named twice", source="--topo", place=", ".join(topologies))
+    from emulator.many import run_many  # noqa: PLC0415
+    from emulator.report.compare import render  # noqa: PLC0415
+    from emulator.result.io import write  # noqa: PLC0415
+
+    with progress("replaying") as show:
+        done = None if show is None else lambda count: show(count, len(topologies))
+        results = run_many([{**job, "topology": topo} for topo in topologies], processes=jobs, done=done)
+    if json is not None:
+        for name, result in zip(names, results, strict=True):
+            write(result, Path(json) / f"{name}.json")
+    out = console(width)
+    out.print(render(results, names, width=out.width))
