@@ -90,7 +90,7 @@ def fsdp_result() -> Result:
             LinkUse("gpu0>leaf0", "nic", 64, 50e9, 2.1e9, 0.61, ["fsdp", "world"]),
             LinkUse("gpu0>nvswitch0", "nvlink", 64, 450e9, 1.1e9, 0.035, ["fsdp"]),
         ],
-        folding=Folding(True, 1, 64, 2, 9, 4, 512, 3, 18, 1152),
+        folding=Folding(True, "colour refinement", 1, 64, 2, 9, 4, 512, 3, 18, 1152),
         warnings=["host times are not in the trace: the host is taken to be never late"],
         engine=Engine(events=1234, solves=56, cpu_seconds=0.12),
         mfu=0.42,
@@ -105,12 +105,14 @@ def gpipe(stages: int, microbatches: int, forward: float = 1.0, backward: float 
     for phase, seconds, order in (("forward", forward, range(stages)), ("backward", backward, range(stages)[::-1])):
         for m in range(microbatches):
             arrived = 0.0
+            before = order[0]
             for stage in order:
                 spans, start = ranks[stage], max(free[stage], arrived)
                 deps = []
                 if stage != order[0]:
                     deps = [len(spans)]
-                    spans.append(Span("recv", free[stage], start, "recv", "pp", transfer_start=start, group="pp"))
+                    came = before if arrived >= free[stage] else stage
+                    spans.append(Span("recv", free[stage], start, "recv", "pp", start, group="pp", arrived_last=came))
                 spans.append(
                     Span("aten::mm", start, start + seconds, phase=phase, microbatch=m, stage=stage, deps=deps)
                 )
@@ -118,6 +120,7 @@ def gpipe(stages: int, microbatches: int, forward: float = 1.0, backward: float 
                     done = start + seconds
                     spans.append(Span("send", done, done, "send", "pp", deps=[len(spans) - 1], group="pp"))
                 free[stage] = arrived = start + seconds
+                before = stage
     return ranks
 
 

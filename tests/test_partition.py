@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_results import gpipe
 
-from emulator.report.partition import LINES, fill, partition, pipeline_phase
+from emulator.report.partition import fill, partition
+from emulator.report.pieces import LINES, pipeline_phase
 from emulator.result.build import COMMUNICATION, Span, op_table, result, timelines
 from emulator.result.schema import Partition
 

@@ -10,7 +10,7 @@ import pytest
 from made_results import fsdp_result, pipeline_result
 from rich.console import Console
 
-from emulator.report import figures, summary
+from emulator.report import classes, figures, summary
 from emulator.report.tables import Column, fitting
 from emulator.result.schema import CollectiveUse, Result
 
@@ -55,7 +55,7 @@ def test_lines_of_the_partition_add_up_on_paper() -> None:
 
 def test_columns_without_room_are_named() -> None:
     narrow, wide = printed(fsdp_result(), 60), printed(fsdp_result(), 200)
-    assert "No room at this width for:" in narrow and "algbw" in narrow.split("No room")[1]
+    assert "No room at this width for:" in narrow and "algbw" in narrow.split("Communication\n")[1].split("No room")[1]
     assert "No room" not in wide and "hierarchical" in wide
 
 
@@ -104,10 +104,10 @@ def test_a_result_with_nothing_but_a_step() -> None:
 
 @pytest.mark.parametrize("width", [1, 7, 30, 77])
 def test_a_stacked_bar_is_as_long_as_asked(width: int) -> None:
-    shares = {"compute": 0.333, "exposed_transfer": 0.333, "exposed_wait": 0.2, "host": 0.034, "idle": 0.1}
-    bar = summary.stacked_bar(shares, width).plain
+    shares = {"forward": 0.333, "exposed_transfer": 0.333, "exposed_wait": 0.2, "host": 0.034, "idle": 0.1}
+    bar = classes.stacked_bar(shares, width).plain
     assert len(bar) == width
-    assert abs(bar.count("C") - 0.333 * width) <= 1
+    assert abs(bar.count("F") - 0.333 * width) <= 1
 
 
 @pytest.mark.parametrize(("written", "text"), [

@@ -50,7 +50,7 @@ def test_two_writes_give_the_same_bytes(found: Result, tmp_path: Path, monkeypat
 
 
 def test_long_columns_go_beside_the_file(found: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inline = len(msgspec.json.encode([found.programs, found.timeline], enc_hook=io._as_list))
+    inline = len(msgspec.json.encode(io._tables(found), enc_hook=io._as_list))
     for limit, files in ((inline, ["r.json"]), (inline - 1, ["r.json", "r.json.spans.npz"]), (9, None)):
         monkeypatch.setattr(io, "INLINE_LIMIT_BYTES", limit)
         io.write(found, tmp_path / "r.json")

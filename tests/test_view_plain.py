@@ -13,7 +13,7 @@ from made_results import fsdp_result, pipeline_result
 
 from emulator.errors import InputError
 from emulator.result.build import Span, result
-from emulator.view import plain
+from emulator.view import plain, rows
 from emulator.view.axis import axis
 
 TINY = [
@@ -65,7 +65,7 @@ def test_the_legend_lists_the_letters_used_and_no_others(width: int) -> None:
     lines = plain.render(fsdp_result(), width=width).plain.splitlines()
     used = {letter for line in lines if line.endswith("%") for letter in line.split()[1]}
     text = "\n".join(lines)
-    meanings = {letter: meaning for letter, meaning, _ in [*plain._KINDS, plain.IDLE]}
+    meanings = {letter: meaning for letter, meaning, _ in [*rows.KINDS, plain.IDLE]}
     listed = set(
         re.findall(r"(?:^|  )(\S) (?=[a-z])", text[text.index("\nF forward") : text.index("\nA cell is")], re.M)
     )
@@ -105,7 +105,7 @@ def test_many_ops_in_a_cell_show_the_kind_that_fills_most_of_it() -> None:
     ({"width": 20}, "too few"),
     ({"start": 2e-3, "end": 1e-3}, "no window"),
     ({"start": -1.0}, "no window"),
-    ({"start": 1.0, "end": 2.0}, "the step ends at 10 ms"),
+    ({"start": 1.0, "end": 2.0}, "the timeline ends at 10 ms"),
     ({"classes": [1]}, "no rank class 1"),
     ({"start": float("nan")}, "no window"),
     ({"end": float("nan")}, "no window"),
@@ -132,8 +132,7 @@ def test_axis_fits_and_labels_do_not_touch(start: float, span: float, cells: int
 
 
 def test_the_plain_view_starts_without_torch_or_networkx() -> None:
-    code = (
-        "import sys; import emulator.view.plain; print({'torch', 'networkx', 'matplotlib', 'simpy'} & set(sys.modules))"
-    )
+    heavy = {"torch", "networkx", "matplotlib", "simpy", "textual"}
+    code = f"import sys; import emulator.view.plain; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -31,6 +31,12 @@ def percent(part: float, whole: float = 1.0) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
+def change(value: float, base: float, whole: float | None = None) -> str:
+    """How far a value is from a base, signed, such as ``-18.0 %``: of the base, or of ``whole``. ``-`` of nothing."""
+    whole = base if whole is None else whole
+    return f"{100 * (value - base) / whole + 0.0:+.1f} %".replace("-0.0 %", "+0.0 %") if whole else "-"
+
+
 def several(number: int, thing: str) -> str:
     """A number with its noun, such as ``1 class`` or ``3 classes``."""
     plural = thing + ("es" if thing.endswith(("s", "ch", "sh")) else "s")

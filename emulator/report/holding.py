@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from emulator.report.kinds import pipeline_messages
 from emulator.result.schema import HELD_BY_HOST, Floats, Ints, OpTable, Timeline
 
 Mask = NDArray[np.bool_]
@@ -44,7 +45,7 @@ class Waits:
 
     start: Floats
     end: Floats
-    for_peer: Mask  # the posted op is a send or recv
+    for_peer: Mask  # the posted op is a send or recv between pipeline stages
 
 
 def is_kind(table: OpTable, kinds: Sequence[str]) -> Mask:
@@ -104,7 +105,7 @@ def exposed_waits(table: OpTable, spans: Spans) -> Waits:
             rows.append(posted[held])
     low, high, row = (np.concatenate(parts) if parts else np.empty(0) for parts in (lows, highs, rows))
     some = low < high
-    return Waits(low[some], high[some], is_kind(table, ("send", "recv"))[row[some].astype(np.int64)])
+    return Waits(low[some], high[some], pipeline_messages(table)[row[some].astype(np.int64)])
 
 
 def host_holds(table: OpTable, spans: Spans) -> tuple[Floats, Floats]:

@@ -11,15 +11,6 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-PARTS: dict[str, tuple[str, str]] = {
-    "compute": ("C", "white on #0072b2"),
-    "exposed_transfer": ("T", "black on #e69f00"),
-    "exposed_wait": ("W", "black on #f0e442"),
-    "host": ("H", "white on #d55e00"),
-    "idle": (".", "default"),
-}
-"""Lines of the partition: letter and style. The three kinds of idle share one."""
-
 COMPUTE: dict[str, tuple[str, str, str]] = {
     "forward": ("F", "forward", "white on #0072b2"),
     "backward": ("B", "backward", "black on #56b4e9"),
@@ -30,6 +21,15 @@ COMPUTE: dict[str, tuple[str, str, str]] = {
     "": ("C", "compute without a phase", "white on #666666"),
 }
 """Compute by phase: letter, what the legend says, style."""
+
+BARS: dict[str, tuple[str, str, str]] = {
+    **COMPUTE,
+    "exposed_transfer": ("T", "exposed transfer", "black on #e69f00"),
+    "exposed_wait": ("W", "exposed wait", "black on #f0e442"),
+    "host": ("H", "host", "white on #d55e00"),
+    "idle": (".", "idle", "default"),
+}
+"""Parts of a stacked bar: compute by phase, then the other lines of the partition; all kinds of idle are one."""
 
 COMMUNICATION: dict[str, tuple[str, str, str]] = {
     "all_gather": ("g", "all-gather", "black on #e69f00"),

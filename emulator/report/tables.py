@@ -57,3 +57,8 @@ def table(title: str, columns: Sequence[Column], width: int, note: str = "") -> 
         names = ", ".join(column.header.replace("\n", " ") for column in out)
         parts.append(Text(f"No room at this width for: {names}."))
     return Group(*parts)
+
+
+def shortened(text: str, length: int) -> str:
+    """A text of at most ``length`` characters, with dots where something is missing."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."

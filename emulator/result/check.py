@@ -69,10 +69,10 @@ def _check_timeline(place: str, line: Timeline, rows: int) -> None:
 
 
 def _check_rest(result: Result) -> None:
-    path = result.critical_path
+    path = result.path
     if path is not None:
         steps = len(path.op)
-        for field in ("rank_class", "what", "start", "end"):
+        for field in ("rank_class", "what", "start", "end", "repeats"):
             value = getattr(path, field)
             _long(f"critical_path.{field}", value.codes if isinstance(value, Labels) else value, steps)
         _inside("critical_path.what", path.what.codes, len(path.what.values))

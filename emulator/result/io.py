@@ -96,7 +96,7 @@ def _columns(result: Result) -> Iterator[tuple[str, Column]]:
 
 def _tables(result: Result) -> dict[str, Sequence[msgspec.Struct]]:
     """Everything that has columns, by its name in the document."""
-    path = [] if result.critical_path is None else [result.critical_path]
+    path = [] if result.path is None else [result.path]
     return {
         "programs": result.programs,
         "timeline": result.timeline,

@@ -150,7 +150,8 @@ class RankClass(msgspec.Struct):
 
 class CriticalPath(msgspec.Struct):
     """What the step is made of, latest first: stretch i lasts from ``start[i]`` to ``end[i]`` and begins where stretch
-    i + 1 ends, so the lengths add up to the step.
+    i + 1 ends. It counts ``repeats[i]`` times (1, but where a steady state is shown once): so the lengths add up to
+    the step.
 
     ``op`` is a row of the class's op table. ``what``: compute, transfer, host (the host had not issued the op yet) or
     other (nothing in the result explains it).
@@ -161,6 +162,7 @@ class CriticalPath(msgspec.Struct):
     what: Labels
     start: Floats
     end: Floats
+    repeats: Ints
 
 
 class LinkLoad(msgspec.Struct):
@@ -286,7 +288,7 @@ class Folding(msgspec.Struct):
 
 
 class Omitted(msgspec.Struct):
-    """A steady state that the timeline shows once: at ``at_seconds`` of the time shown, ``count`` periods were left out.
+    """A steady state that is shown once: at ``at_seconds`` of the time shown, ``count`` periods were left out.
 
     What the shown period before it holds happened ``count`` times more; what comes after is later by their length.
     """
@@ -329,6 +331,11 @@ class Result(msgspec.Struct, tag_field="schema", tag=SCHEMA):
     what_if: list[WhatIf] = []
     link_loads: list[LinkLoad] = []
     memory: list[MemoryUse] = []
+
+    @property
+    def shown_seconds(self) -> float:
+        """Length of the time that the timeline shows: the step without the periods left out of it."""
+        return self.step_seconds - sum(jump.period_seconds * jump.count for jump in self.omitted)
 
     def spans(self) -> dict[str, np.ndarray[Any, Any]]:
         """Every span as columns of a table, see ``emulator.result.columns.span_columns``."""

@@ -1,0 +1,104 @@
+"""The report's part on the network: communication by group and size, and the hottest links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import RenderableType
+
+from emulator.report import figures
+from emulator.report.tables import Column, shortened, table
+from emulator.result.schema import CollectiveUse, Result
+
+COLLECTIVES_SHOWN = 20
+LINKS_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What several rank classes did alike: means over the executions of all their ranks."""
+
+    first: CollectiveUse
+    ranks: int
+    count: float  # executions per rank
+    seconds: float
+    alone_seconds: float
+    wait_seconds: float
+
+    @property
+    def congestion(self) -> float | None:
+        """Part of the time that sharing links costs."""
+        return max(0.0, 1 - self.alone_seconds / self.seconds) if self.seconds > 0 else None
+
+
+def collectives(result: Result, width: int) -> RenderableType:
+    """A row per kind, group, size and algorithm, the one that transfers longest first."""
+    used = sorted(_merged(result), key=lambda row: -row.ranks * row.count * row.seconds)
+    shown = used[:COLLECTIVES_SHOWN]
+    columns = [
+        Column("kind", [row.first.collective for row in shown], left=True),
+        Column("group", [row.first.group for row in shown], left=True),
+        Column("of", [str(row.first.group_size) for row in shown], 5),
+        Column("by ranks", [str(row.ranks) for row in shown], 6),
+        Column("count", [f"{row.count:.4g}" for row in shown]),
+        Column("bytes", [figures.size(row.first.bytes) for row in shown], 1),
+        Column("dtype", [row.first.dtype for row in shown], 9, left=True),
+        Column("algorithm", [row.first.algorithm for row in shown], 2, left=True),
+        Column("time", [figures.seconds(row.seconds) for row in shown]),
+        Column("alone", [figures.seconds(row.alone_seconds) for row in shown], 4),
+        Column("congestion\n% of time", [_or_dash(row.congestion, figures.percent) for row in shown], 8),
+        Column("wait", [figures.seconds(row.wait_seconds) for row in shown], 3),
+        Column("algbw", [_rate(row, row.first.algbw_bytes_per_second) for row in shown], 7),
+        Column("busbw", [_rate(row, row.first.busbw_bytes_per_second) for row in shown], 1),
+    ]
+    note = (
+        "count: per rank; times are means per execution: from the last arrival to the end, wait before it; alone: on "
+        "the idle fabric."
+    )
+    if len(used) > len(shown):
+        note += f" {len(used) - len(shown)} more in the JSON."
+    return table("Communication", columns, width, note)
+
+
+def _merged(result: Result) -> list[_Row]:
+    """Communication of all classes, put together where it is alike."""
+    ranks = {own.rank_class: own.count for own in result.ranks}
+    alike: dict[tuple[str, str, int, int, str, str], list[CollectiveUse]] = {}
+    for use in result.collectives:
+        key = (use.collective, use.group, use.group_size, use.bytes, use.dtype, use.algorithm)
+        alike.setdefault(key, []).append(use)
+    rows = []
+    for uses in alike.values():
+        weight = np.array([use.count * ranks.get(use.rank_class, 1) for use in uses], dtype=np.float64)
+        number = sum(ranks.get(rank_class, 1) for rank_class in {use.rank_class for use in uses})
+        times = np.array([[use.seconds, use.alone_seconds, use.wait_seconds] for use in uses])
+        means = weight @ times / weight.sum() if weight.sum() else np.zeros(3)
+        rows.append(_Row(uses[0], number, float(weight.sum()) / number, *means.tolist()))
+    return rows
+
+
+def _rate(row: _Row, of_first: float | None) -> str:
+    """A bandwidth at the mean time, where the first had one."""
+    if of_first is None or not row.seconds > 0:
+        return "-"
+    return figures.rate(of_first * row.first.seconds / row.seconds)
+
+
+def links(result: Result, width: int) -> RenderableType:
+    shown = sorted(result.links, key=lambda use: (-use.utilisation, use.link))[:LINKS_SHOWN]
+    columns = [
+        Column("link", [use.link for use in shown], left=True),
+        Column("level", [use.level for use in shown], 2, left=True),
+        Column("alike", [str(use.count) for use in shown], 4),
+        Column("capacity", [figures.rate(use.capacity_bytes_per_second) for use in shown], 3),
+        Column("carried", [figures.size(use.bytes) for use in shown], 1),
+        Column("used", [figures.percent(use.utilisation) for use in shown]),
+        Column("by", [shortened(", ".join(use.groups), 24) for use in shown], left=True),
+    ]
+    return table("Hottest links", columns, width, "used: bytes carried, % of capacity x step; one direction each.")
+
+
+def _or_dash(value: float | None, write: Callable[[float], str]) -> str:
+    return "-" if value is None else write(value)

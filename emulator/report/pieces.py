@@ -1,0 +1,143 @@
+"""The step of a rank cut into pieces on which nothing changes, each given to the first line that holds.
+
+The definitions are those of ``docs/report.md``; everything that splits a line further (by kind, phase or cause) works
+on these pieces, so that its parts add up to the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulator.report.holding import Mask, Spans, exposed_waits, host_holds, is_kind, spans_of
+from emulator.report.kinds import pipeline_messages
+from emulator.result.schema import Floats, Ints, Omitted, OpTable, Result, Timeline
+
+LINES = (
+    "compute",
+    "exposed_transfer",
+    "exposed_wait",
+    "host",
+    "idle_before",
+    "idle_after",
+    "idle_dependency",
+)
+FORWARD = ("forward",)
+BACKWARD = ("backward", "backward_input", "backward_weight", "recompute")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The step of one rank cut at every start and end: piece i is [edges[i], edges[i+1]) and belongs to
+    ``LINES[line[i]]``. It counts ``repeats[i]`` times: once, but where a steady state is shown once for many periods.
+    The masks say what else holds on a piece; ``waits_for_peer`` is an exposed wait (whatever line it went to) for a
+    send or recv.
+    """
+
+    edges: Floats
+    repeats: Ints
+    line: NDArray[np.int8]
+    computes: Mask
+    transfers: Mask
+    communicates: Mask
+    waits_for_peer: Mask
+
+    @property
+    def lengths(self) -> Floats:
+        """Seconds that each piece stands for."""
+        return np.asarray(np.diff(self.edges) * self.repeats)
+
+    def seconds(self, mask: Mask) -> float:
+        """Seconds that the pieces under a mask stand for, together."""
+        return fsum(self.lengths[mask].tolist())
+
+    def on(self, name: str) -> Mask:
+        """The pieces of one line."""
+        return np.asarray(self.line == LINES.index(name))
+
+
+def cut(table: OpTable, timelines: Sequence[Timeline], step_seconds: float, omitted: Sequence[Omitted] = ()) -> Pieces:
+    """Cut the step of one rank class into pieces and give each to its line.
+
+    ``step_seconds`` is the length of the time shown; periods ``omitted`` from it are counted where they are shown.
+    """
+    return cut_spans(table, spans_of(table, timelines), step_seconds, omitted)
+
+
+def cut_spans(table: OpTable, spans: Spans, step_seconds: float, omitted: Sequence[Omitted] = ()) -> Pieces:
+    """``cut`` for timelines that have been aligned with the op table already."""
+    busy = spans.computes | spans.communicates
+    waits = exposed_waits(table, spans)
+    layers = [
+        _clip(spans.start[spans.computes], spans.end[spans.computes], step_seconds),
+        _clip(spans.transfer_start[spans.communicates], spans.end[spans.communicates], step_seconds),
+        _clip(spans.start[spans.communicates], spans.end[spans.communicates], step_seconds),
+        _clip(waits.start, waits.end, step_seconds),
+        _clip(waits.start[waits.for_peer], waits.end[waits.for_peer], step_seconds),
+        _clip(*host_holds(table, spans), step_seconds),
+    ]
+    first, last = (spans.start[busy].min(), spans.end[busy].max()) if busy.any() else (step_seconds, step_seconds)
+    periods = [moment for jump in omitted for moment in (jump.at_seconds - jump.period_seconds, jump.at_seconds)]
+    bounds = np.clip([0.0, first, last, step_seconds, *periods], 0.0, step_seconds)
+    edges = np.unique(np.concatenate([bounds, *(side for layer in layers for side in layer)]))
+    computes, transfers, communicates, waiting, for_peer, held_by_host = (covered(edges, *layer) for layer in layers)
+    middle = edges[:-1]
+    line = np.select(
+        [computes, transfers, waiting, held_by_host, middle < first, middle >= last],
+        [np.int8(i) for i in range(6)],
+        np.int8(6),
+    )
+    return Pieces(edges, repeats_of(middle, omitted), line, computes, transfers, communicates, for_peer)
+
+
+def repeats_of(start: Floats, omitted: Sequence[Omitted]) -> Ints:
+    """How often what begins at ``start`` (seconds of the time shown) happened: often, if in a steady state's period."""
+    repeats = np.ones(len(start), dtype=np.int64)
+    for jump in omitted:
+        repeats[(start >= jump.at_seconds - jump.period_seconds) & (start < jump.at_seconds)] += jump.count
+    return repeats
+
+
+def pipeline_phase(result: Result) -> tuple[float, float] | None:
+    """First start and last end (seconds) over all ranks of pipeline ops; None if nobody sends or receives.
+
+    Pipeline ops are sends, receives, and compute of a forward or backward phase or of a numbered microbatch, on ranks
+    that send or receive.
+    """
+    starts, ends = [], []
+    for timeline in result.timeline:
+        table = result.programs[result.ranks[timeline.rank_class].program]
+        if not uses_peers(table):
+            continue
+        rows = (pipeline_messages(table) | pipeline_compute(table))[timeline.op]
+        if rows.any():
+            starts.append(float(timeline.start[rows].min()))
+            ends.append(float(timeline.end[rows].max()))
+    return (min(starts), max(ends)) if starts else None
+
+
+def pipeline_compute(table: OpTable) -> Mask:
+    """Compute rows of a forward or backward phase, or of a numbered microbatch."""
+    phase = np.array([value in (*FORWARD, *BACKWARD) for value in table.phase.values], dtype=np.bool_)
+    return np.asarray(is_kind(table, ("compute",)) & (phase[table.phase.codes] | (table.microbatch >= 0)))
+
+
+def uses_peers(table: OpTable) -> bool:
+    """Whether a rank that runs this sends to or receives from another pipeline stage."""
+    return bool(pipeline_messages(table).any())
+
+
+def covered(edges: Floats, start: Floats, end: Floats) -> Mask:
+    """For each piece between edges: does any of the spans cover it? Ends of spans are edges."""
+    count = np.zeros(len(edges), dtype=np.int64)
+    np.add.at(count, np.searchsorted(edges, start), 1)
+    np.add.at(count, np.searchsorted(edges, end), -1)
+    return np.asarray(np.cumsum(count)[:-1] > 0)
+
+
+def _clip(start: Floats, end: Floats, step_seconds: float) -> tuple[Floats, Floats]:
+    return np.clip(start, 0.0, step_seconds), np.clip(end, 0.0, step_seconds)

@@ -1,0 +1,142 @@
+"""Exports: a trace that Perfetto can read, a table of spans, and the same from Python."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_results import fsdp_result, pipeline_result
+
+from emulator.errors import InputError
+from emulator.report import csv_table, perfetto
+from emulator.report.partition import fill
+from emulator.result.build import Span, result
+from emulator.result.schema import LinkLoad, MemoryUse, Result
+
+
+def exported(made: Result) -> list[dict]:  # type: ignore[type-arg]
+    return json.loads(perfetto.encode(made))["traceEvents"]
+
+
+def check_format(events: list[dict]) -> None:  # type: ignore[type-arg]
+    """What the Trace Event Format asks of the events used here."""
+    named = {(e["pid"], e.get("tid", 0)) for e in events if e["ph"] == "M"}
+    slices = defaultdict(list)
+    for event in events:
+        assert event["ph"] in "MXsfC"
+        assert isinstance(event["pid"], int)
+        if event["ph"] == "X":
+            assert event["dur"] >= 0 and event["ts"] >= 0 and (event["pid"], event["tid"]) in named
+            slices[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+        if event["ph"] == "C":
+            assert all(isinstance(value, int | float) for value in event["args"].values())
+    for spans in slices.values():  # slices of a thread nest
+        open_until: list[float] = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while open_until and open_until[-1] <= start + 1e-6:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + 1e-6
+            open_until.append(end)
+    flows = defaultdict(list)
+    for event in events:
+        if event["ph"] in "sf":
+            flows[event["id"]].append(event)
+            inside = slices[event["pid"], event["tid"]]
+            assert any(start - 1e-6 <= event["ts"] <= end + 1e-6 for start, end in inside)
+    assert all([e["ph"] for e in flow] == ["s", "f"] and flow[0]["ts"] <= flow[1]["ts"] for flow in flows.values())
+
+
+@pytest.mark.parametrize("made", [fsdp_result, pipeline_result])
+def test_the_format_is_kept(made: object) -> None:
+    events = exported(made())  # type: ignore[operator]
+    check_format(events)
+    assert {e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"} >= {
+        f"{r.count} ranks: {r.ranks}"
+        for r in made().ranks  # type: ignore[operator]
+    }
+
+
+def test_arrows_lead_from_sends_to_receives_and_from_the_last_to_the_others() -> None:
+    one = [
+        Span("mm", 0, 8),
+        Span("send", 8, 10, "send", "pp", 8, [0], group="pp", peer="1"),
+        Span("ar", 12, 20, "collective", "tp", 15, group="tp", arrived_last=1),
+    ]
+    two = [
+        Span("recv", 0, 10, "recv", "pp", 8, group="pp", arrived_last=0, peer="0"),
+        Span("mm", 10, 15, deps=[0]),
+        Span("ar", 15, 20, "collective", "tp", 15, [1], group="tp"),
+    ]
+    events = exported(fill(result([one, two])))
+    check_format(events)
+    arrows = [(e["ph"], e["pid"], e["ts"]) for e in events if e["ph"] in "sf"]
+    assert arrows == [("s", 0, 8e6), ("f", 1, 10e6), ("s", 1, 15e6), ("f", 0, 20e6)]
+    waits = [(e["pid"], e["ts"], e["dur"]) for e in events if e.get("cat") == "wait"]
+    assert waits == [(0, 12e6, 3e6), (1, 0, 8e6)]
+
+
+def test_parts_of_a_batch_get_threads_of_their_own() -> None:
+    batch = [
+        Span("send", 0, 6, "send", "pp", 0),
+        Span("recv", 0, 8, "recv", "pp", 0),
+        Span("send", 9, 10, "send", "pp", 9),
+    ]
+    events = exported(fill(result([batch])))
+    check_format(events)
+    assert [e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"] == ["pp", "pp (2)"]
+
+
+def test_counters_of_links_and_memory() -> None:
+    made = fsdp_result()
+    made.link_loads = [LinkLoad("gpu0>leaf0", np.array([0.0, 1e-3]), np.array([5e10, 0.0]))]
+    made.memory = [MemoryUse(0, "activations", np.array([0.0, 2e-3]), np.array([1e9, 2e9]))]
+    counters = [(e["name"], e["ts"], e["args"]) for e in exported(made) if e["ph"] == "C"]
+    assert counters == [
+        ("gpu0>leaf0", 0.0, {"GB/s": 50.0}), ("gpu0>leaf0", 1e3, {"GB/s": 0.0}),
+        ("memory: activations", 0.0, {"bytes": 1e9}), ("memory: activations", 2e3, {"bytes": 2e9}),
+    ]  # fmt: skip
+
+
+def test_csv_holds_every_span_with_all_digits(tmp_path: Path) -> None:
+    made = pipeline_result()
+    csv_table.write(made, tmp_path / "spans.csv.gz")
+    with gzip.open(tmp_path / "spans.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(len(line.op) for line in made.timeline)
+    first = made.timeline[0]
+    own = [row for row in rows if row["rank_class"] == "0" and row["stream"] == first.stream]
+    assert [float(row["end_seconds"]) for row in own] == first.end.tolist()
+    assert {row["transfer_start_seconds"] for row in own if row["kind"] == "compute"} == {""}
+    assert {row["microbatch"] for row in own if row["kind"] == "compute"} == set("01234567")
+
+
+def test_spans_and_path_from_python() -> None:
+    made = pipeline_result()
+    spans = made.spans()
+    assert {len(column) for column in spans.values()} == {sum(len(line.op) for line in made.timeline)}
+    computes = spans["kind"] == "compute"
+    assert (spans["end_seconds"] - spans["start_seconds"])[computes].sum() == pytest.approx(4 * 8 * 30e-3)
+    path = made.critical_path()
+    assert (path["end_seconds"] - path["start_seconds"]).sum() == pytest.approx(made.step_seconds, rel=1e-9)
+    assert path["start_seconds"][0] == 0 and path["end_seconds"][-1] == made.step_seconds
+    assert set(made.partition()) == set(made.bubble()) == {"0-15", "16-31", "32-47", "48-63"}
+    assert result([[]]).critical_path() == {} and len(result([[]]).spans()["name"]) == 0
+
+
+def test_pandas_is_asked_for_only_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(InputError, match="pandas is not installed"):
+        fsdp_result().to_pandas()
+
+
+def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
+    from emulator.cli.export import export  # noqa: PLC0415
+
+    with pytest.raises(InputError, match="names no format"):
+        export("r.json", str(tmp_path / "x.parquet"))
+    assert not list(tmp_path.iterdir())
