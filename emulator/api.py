@@ -97,6 +97,7 @@ def run(
     place: str = "linear",
     seed: int = 0,
     options: Options = Options(),  # noqa: B008  (frozen)
+    what_if: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Replay one step of a recorded job.
@@ -104,7 +105,8 @@ def run(
     ``trace`` and ``topology`` are names of what is shipped, paths, or loaded objects; ``device`` defaults to the
     topology's; ``lowering`` is ``eager`` or ``compile`` (default); ``overrides`` are dotted keys of the topology
     file; ``stragglers`` (``RANK:FACTOR``), ``degraded`` (``LINK:FACTOR[@t1-t2]``), ``place`` and ``seed`` are as on the
-    command line; ``options`` say how to replay. Raises InputError on bad input, AnswerIsNo if the replay cannot go on.
+    command line; ``options`` say how to replay; ``what_if`` replays it again with what might help. Raises InputError on
+    bad input, AnswerIsNo if the replay cannot go on.
     """
     job = open_job(trace, topology, device=device, lowering=lowering, overrides=overrides)
     if stragglers or degraded:
@@ -113,7 +115,12 @@ def run(
         options = replace(options, perturbation=Perturbation(slowdown, changes))
     if place != "linear":
         options = replace(options, placement=job.placement(place, seed))
-    return job.run(options, progress)
+    result = job.run(options, progress)
+    if not what_if:
+        return result
+    from emulator.whatif import add_what_if  # noqa: PLC0415  (it stands on this module)
+
+    return add_what_if(result, job, options, progress)
 
 
 def _device(name: str | None, topology: Topology) -> Device:
@@ -151,6 +158,7 @@ def _result(job: OpenJob, replay: Replay) -> Result:
             kernels_recorded=job.lowered.kernels_recorded, kernels_timed=job.lowered.kernels_timed,
         ),
         time_sources=replay.time_sources, ranks=replay.ranks, collectives=replay.collectives, links=replay.links,
+        link_loads=replay.link_loads,
         folding=replay.folding, programs=replay.programs, timeline=replay.timeline, omitted=replay.omitted, warnings=[],
         engine=replay.engine,
         mfu=mfu, tokens_per_second=float(meta.tokens_per_step) / step if meta.tokens_per_step else None,

@@ -116,7 +116,7 @@ def test_per_rank_durations_make_stragglers(tmp_path):
     found = replay(job({"dp": 4}, program), star(tmp_path, 4))
     assert spans(found, 0)[1][1] == pytest.approx(6 * MS)
     assert found.folding.rank_classes < 4
-    assert [line.arrived_last.tolist() for line in found.timeline if line.stream == "comm"][0] == [
+    assert next(line.arrived_last.tolist() for line in found.timeline if line.stream == "comm") == [
         ranks.rank_class for ranks in found.ranks if ranks.ranks == "2"
     ]
 
@@ -202,3 +202,22 @@ def test_the_three_hand_cases_of_the_partition(tmp_path):
     assert (three.compute_seconds, three.exposed_wait_seconds, three.exposed_transfer_seconds) == near(
         60 * us, 20 * us, 20 * us
     )
+
+
+def test_the_load_of_a_link_over_time(tmp_path):
+    """Rank 0 sends 2 MB in 2 ms from 1 ms on, then 4 MB with another message beside it: half the rate, 8 ms."""
+    first = [
+        compute(0, 1 * MS),
+        send(1, 1, 2 * MB, deps=[0]),
+        wait(2, 1),
+        send(3, 1, 4 * MB, deps=[2]),
+        send(4, 2, 4 * MB, deps=[2]),
+    ]
+    second = [recv(0, 0, 2 * MB), recv(1, 0, 4 * MB)]
+    third = [recv(0, 0, 4 * MB)]
+    found = replay(job({"r": 3}, first, second, third), star(tmp_path, 3))
+    load = found.link_loads[0]
+    assert load.link == found.links[0].link
+    assert load.time == near(1 * MS, 3 * MS, 11 * MS)
+    assert load.rate == near(1e9, 1e9, 0)
+    assert found.links[0].bytes == pytest.approx(10 * MB)

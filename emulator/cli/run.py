@@ -49,6 +49,12 @@ def run(
         ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Of several topologies, so many at once.")] = None,
+    perfetto: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev (.json or .json.gz).")
+    ] = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Replay again with what might help, one change at a time (up to 6 runs).")
+    ] = False,
     no_fold: Annotated[
         bool, typer.Option("--no-fold", help="Simulate every rank, not classes of equal ranks.")
     ] = False,
@@ -66,17 +72,20 @@ def run(
     job = {
         "trace": trace, "device": device, "lowering": lower, "overrides": overrides, "stragglers": straggler or [],
         "degraded": degrade or [], "place": place, "seed": seed,
-        "options": Options(algorithms=algo, folding=not no_fold),
+        "options": Options(algorithms=algo, folding=not no_fold), "what_if": what_if,
     }  # fmt: skip
     if topo is not None and len(topo) > 1:
+        if perfetto is not None:
+            raise InputError("one topology at a time", source="--perfetto")
         _run_several(job, topo, json, jobs, width)
     else:
-        _run_one(job, topo[0] if topo else "fattree", json, width)
+        _run_one(job, topo[0] if topo else "fattree", json, perfetto, width)
 
 
-def _run_one(job: dict[str, Any], topo: str, json: str | None, width: int | None) -> None:
-    if json not in (None, "-"):
-        check_writable(json)
+def _run_one(job: dict[str, Any], topo: str, json: str | None, perfetto: str | None, width: int | None) -> None:
+    for file in (json, perfetto):
+        if file not in (None, "-"):
+            check_writable(file)
     from emulator.api import run as replay  # noqa: PLC0415
     from emulator.result.io import write  # noqa: PLC0415
 
@@ -84,6 +93,10 @@ def _run_one(job: dict[str, Any], topo: str, json: str | None, width: int | None
         result = replay(**job, topology=topo, progress=show)
     if json is not None:
         write(result, json)
+    if perfetto is not None:
+        from emulator.report import perfetto as trace_file  # noqa: PLC0415
+
+        trace_file.write(result, perfetto)
     if json != "-":
         from emulator.report.summary import render  # noqa: PLC0415
 

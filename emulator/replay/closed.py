@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from emulator.network.bind import BoundPhase
 from emulator.replay.fold import Quotient
-from emulator.replay.loads import loads_of
+from emulator.replay.loads import carriers_on, loads_of
 from emulator.replay.plans import GroupKind, Planner
 from emulator.replay.tables import Tables
 from emulator.replay.variants import Variants
@@ -257,6 +257,7 @@ class _Build:
             rounds=0,
             method="closed form",
             loads=lambda phase_bytes: loads_of(tables, phase_bytes, links_in_class, link_of_class),
+            carriers=lambda link: carriers_on(tables, int(np.flatnonzero(link_of_class == link)[0])),
         )
 
     def _check_equal_capacity(self, cells: Ints) -> None:

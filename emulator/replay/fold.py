@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.replay.loads import Loads, loads_of
+from emulator.replay.loads import Carriers, Loads, carriers_on, loads_of
 from emulator.replay.tables import Tables
 
 Ints = NDArray[np.int64]
@@ -30,7 +30,8 @@ class Quotient:
     """Tables that the engine runs in place of all ranks.
 
     ``node_class`` i64[world] is the node that stands for each rank, ``groups`` how many groups there are in all,
-    ``method`` how the classes were found. ``loads`` tells what links carried from the bytes of the phase rows.
+    ``method`` how the classes were found. ``loads`` tells what links carried from the bytes of the phase rows,
+    ``carriers`` what is routed over a link of the topology.
     """
 
     tables: Tables
@@ -39,6 +40,7 @@ class Quotient:
     rounds: int
     method: str
     loads: Callable[[Floats], Loads]
+    carriers: Callable[[int], Carriers]
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,33 @@ def coloured(full: Tables, reduced: Tables) -> Quotient:
     def loads(of_class: Floats) -> Loads:
         return loads_of(full, folded.phase_bytes(full, of_class))
 
-    return Quotient(folded.tables, folded.node_class, len(full.group_kind), folded.rounds, "colour refinement", loads)
+    def carriers(link: int) -> Carriers:
+        found = carriers_on(full, link)
+        return Carriers(folded.group_class[found.group], found.phase, found.weight)
+
+    return Quotient(
+        tables=folded.tables,
+        node_class=folded.node_class,
+        groups=len(full.group_kind),
+        rounds=folded.rounds,
+        method="colour refinement",
+        loads=loads,
+        carriers=carriers,
+    )
 
 
 def whole(full: Tables, reduced: Tables) -> Quotient:
     """No folding: every rank is its own class, the tables run as they are."""
     ranks = np.arange(len(full.node_variant))
-    return Quotient(reduced, ranks, len(full.group_kind), 0, "none", lambda phase_bytes: loads_of(full, phase_bytes))
+    return Quotient(
+        tables=reduced,
+        node_class=ranks,
+        groups=len(full.group_kind),
+        rounds=0,
+        method="none",
+        loads=lambda phase_bytes: loads_of(full, phase_bytes),
+        carriers=lambda link: carriers_on(full, link),
+    )
 
 
 def fold(tables: Tables) -> Fold:

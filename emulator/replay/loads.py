@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from emulator.replay.engine import Executions
 from emulator.replay.tables import Tables
-from emulator.result.schema import LinkUse
+from emulator.result.schema import LinkLoad, LinkUse
 from emulator.topology.graph import Topology
 
 Ints = NDArray[np.int64]
@@ -79,8 +79,49 @@ def _users(tables: Tables, row: Ints, used: Ints) -> tuple[Ints, list[tuple[str,
     return number, sets
 
 
-def hottest(loads: Loads, tables: Tables, topology: Topology, step: float) -> tuple[list[LinkUse], int]:
-    """The links that were used most, links with equal loads as one, and how many links carried anything."""
+@dataclass(frozen=True)
+class Carriers:
+    """What is routed over one link: phase ``phase[i]`` of group ``group[i]`` with ``weight[i]``."""
+
+    group: Ints
+    phase: Ints
+    weight: Floats
+
+
+def carriers_on(tables: Tables, link: int) -> Carriers:
+    """What is routed over a link of the tables."""
+    entry = np.flatnonzero(tables.phase_link == link)
+    row = np.searchsorted(tables.phase_ptr, entry, side="right") - 1
+    group = np.searchsorted(tables.phase_start, row, side="right") - 1
+    return Carriers(group, row - tables.phase_start[group], tables.phase_weight[entry])
+
+
+def load_over_time(carriers: Carriers, tables: Tables, transfers: Executions, name: str) -> LinkLoad:
+    """The load of a link over time. A transfer counts with its mean rate from its start to its end."""
+    starts, ends, moved = [], [], []
+    for group, phase, weight in zip(
+        carriers.group.tolist(), carriers.phase.tolist(), carriers.weight.tolist(), strict=True
+    ):
+        plans = tables.kinds[int(tables.group_kind[group])].plans
+        amounts = np.zeros(len(tables.variants.uses))
+        for use, plan in plans.items():
+            amounts[use] = sum(amount for number, amount in plan.phases if number == phase)
+        mine = np.flatnonzero(transfers.group == group)
+        starts.append(transfers.start[mine])
+        ends.append(transfers.end[mine])
+        moved.append(amounts[transfers.use[mine]] * weight)
+    start, end, amount = (np.concatenate([np.empty(0), *parts]) for parts in (starts, ends, moved))
+    lasting = (end > start) & (amount > 0)
+    rate = amount[lasting] / (end[lasting] - start[lasting])
+    times, where = np.unique(np.concatenate([start[lasting], end[lasting]]), return_inverse=True)
+    change = np.bincount(where.ravel(), np.concatenate([rate, -rate]), minlength=len(times))
+    load = np.maximum(np.cumsum(change), 0.0)
+    load[load < 1e-9 * load.max(initial=0.0)] = 0.0  # what rounding leaves of a sum that ended
+    return LinkLoad(link=name, time=times, rate=load)
+
+
+def hottest(loads: Loads, tables: Tables, topology: Topology, step: float) -> tuple[list[LinkUse], list[int]]:
+    """The links that were used most, links with equal loads as one, and their numbers."""
     share = loads.bytes / _possible_bytes(loads.link, topology.capacity, tables.link_events, step)
     _, load = np.unique(_rounded(loads.bytes), return_inverse=True)
     _, capacity = np.unique(topology.capacity[loads.link], return_inverse=True)
@@ -91,7 +132,7 @@ def hottest(loads: Loads, tables: Tables, topology: Topology, step: float) -> tu
     _, first, kind = np.unique(code, return_index=True, return_inverse=True)
     alike = np.bincount(kind.ravel(), loads.alike, minlength=len(first))
     order = np.lexsort((loads.link[first], -share[first]))
-    found = []
+    found, numbers = [], []
     for k in order[:_LISTED].tolist():
         i = int(first[k])
         link = int(loads.link[i])
@@ -102,7 +143,8 @@ def hottest(loads: Loads, tables: Tables, topology: Topology, step: float) -> tu
                 bytes=float(loads.bytes[i]), utilisation=float(share[i]), groups=list(loads.names[loads.users[i]]),
             )
         )  # fmt: skip
-    return found, int(loads.alike.sum())
+        numbers.append(link)
+    return found, numbers
 
 
 def _rounded(x: Floats) -> Floats:

@@ -78,8 +78,8 @@ def parse_algorithms(text: str) -> dict[str, str]:
 
 
 class Planner:
-    """Chooses algorithms and routes them. ``placement`` i64[world] is the accelerator of each rank; ``notes`` collects
-    what was asked for and does not apply."""
+    """Chooses algorithms and routes them. ``placement`` i64[world] is the accelerator of each rank; what the groups
+    named in ``free`` move takes no time; ``notes`` collects what was asked for and does not apply."""
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class Planner:
         topology: Topology,
         algorithms: dict[str, str],
         placement: Ints,
+        free: frozenset[str] = frozenset(),
     ) -> None:
         self.trace = trace
         self.ops = ops
@@ -96,6 +97,7 @@ class Planner:
         self.topology = topology
         self.algorithms = algorithms
         self.placement = placement
+        self.free = free
         self.notes: dict[str, None] = {}
 
     def _positions(self, variant: int, slot: Slot) -> tuple[list[int], list[int]]:
@@ -137,6 +139,12 @@ class Planner:
             if (*key, way.name) not in routed:
                 routed[*key, way.name] = self._bind(kind, members, way)
             kind.plans[use] = self._as_plan(kind, way, routed[*key, way.name], wanted.bytes)
+        self._make_free(kind)
+
+    def _make_free(self, kind: GroupKind) -> None:
+        if kind.name in self.free:
+            kind.bound = []
+            kind.plans = {use: Plan(plan.algorithm, (), 0.0) for use, plan in kind.plans.items()}
 
     def _asked(self, kind: GroupKind, use: Use, where: Layout, splits: Floats | None = None) -> str:
         """The algorithm asked for if it applies to this group, else auto, with a note."""

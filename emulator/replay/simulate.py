@@ -24,14 +24,14 @@ from emulator.replay.columns import RowTimes
 from emulator.replay.engine import Engine, Run
 from emulator.replay.fold import Quotient, coloured, whole
 from emulator.replay.groups import build_groups
-from emulator.replay.loads import hottest, phase_bytes
+from emulator.replay.loads import hottest, load_over_time, phase_bytes
 from emulator.replay.perturb import Perturbation
 from emulator.replay.plans import Planner, parse_algorithms
 from emulator.replay.reduce import drop_unsaturable
 from emulator.replay.repeats import Jump, find_jumps, late_tags, weights
 from emulator.replay.tables import build_tables
 from emulator.replay.variants import Variant, Variants, build_variants
-from emulator.result.schema import CollectiveUse, Folding, LinkUse, Omitted, OpTable, RankClass, Timeline
+from emulator.result.schema import CollectiveUse, Folding, LinkLoad, LinkUse, Omitted, OpTable, RankClass, Timeline
 from emulator.result.schema import Engine as EngineInfo
 from emulator.topology.graph import Topology
 from emulator.trace.expand import Rows, rows, templates
@@ -39,6 +39,7 @@ from emulator.trace.repeats import Cut, shorten
 from emulator.trace.schema import Op, RankNumber, Trace
 
 _KEPT_INSTANCES = 32  # of a long repeat, at first
+_LINKS_OVER_TIME = 8  # the load over time of so many links is kept
 _SPAN = 24  # instances are left out in multiples of this, which most periods divide
 
 
@@ -63,6 +64,7 @@ class Replay:
     collectives: list[CollectiveUse]
     links: list[LinkUse]
     links_carrying_traffic: int
+    link_loads: list[LinkLoad]
     folding: Folding
     omitted: list[Omitted]
     engine: EngineInfo
@@ -75,12 +77,14 @@ class Options:
     """How to replay.
 
     ``algorithms``: ``ring`` or ``all_reduce=ring,...`` (default: auto). ``placement`` i64[world] is the accelerator of
-    each rank (None: rank r on accelerator r). The rest switches exact short cuts off; answers stay.
+    each rank (None: rank r on accelerator r). What groups named in ``free`` move takes no time. The rest switches exact
+    short cuts off; answers stay.
     """
 
     algorithms: str = ""
     perturbation: Perturbation | None = None
     placement: NDArray[np.int64] | None = None
+    free: frozenset[str] = frozenset()
     folding: bool = True
     closed_form: bool = True
     drop_unsaturable: bool = True
@@ -200,7 +204,8 @@ def _replay(
     classes = rank_classes(attempt.quotient.node_class, table_of_node, flops)
     step = max(float(times.end.max(initial=0.0)) for times in attempt.times) + sum(jump.seconds for jump in jumps)
     carried = phase_bytes(tables, run.transfers, weights(jumps, run.transfers.end))
-    links, carrying = hottest(attempt.quotient.loads(carried), tables, topology, step)
+    loads = attempt.quotient.loads(carried)
+    links, numbers = hottest(loads, tables, topology, step)
     return Replay(
         step_seconds=step,
         ranks=classes,
@@ -208,7 +213,11 @@ def _replay(
         timeline=timeline,
         collectives=collectives,
         links=links,
-        links_carrying_traffic=carrying,
+        links_carrying_traffic=int(loads.alike.sum()),
+        link_loads=[
+            load_over_time(attempt.quotient.carriers(number), tables, run.transfers, use.link)
+            for use, number in zip(links[:_LINKS_OVER_TIME], numbers, strict=False)
+        ],
         folding=Folding(
             enabled=options.folding,
             method=attempt.quotient.method,
@@ -237,12 +246,12 @@ def _quotient(
     place = np.arange(world, dtype=np.int64) if options.placement is None else options.placement
     algorithms = parse_algorithms(options.algorithms)
     if options.folding and options.closed_form and options.perturbation is None and options.placement is None:
-        planner = Planner(trace, ops, variants, topology, algorithms, place)
+        planner = Planner(trace, ops, variants, topology, algorithms, place, options.free)
         try:
             return closed.quotient(trace, variants, topology, planner), list(planner.notes)
         except closed.DoesNotApplyError:
             pass  # the general way needs no regularity
-    planner = Planner(trace, ops, variants, topology, algorithms, place)
+    planner = Planner(trace, ops, variants, topology, algorithms, place, options.free)
     events = None if options.perturbation is None else options.perturbation.link_events(topology.capacity)
     full = build_tables(variants, build_groups(trace, variants, planner), topology, events)
     reduced = drop_unsaturable(full, topology) if options.drop_unsaturable else full
