@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint types layers pytest traces bench clean
+.PHONY: run test verify lint types layers pytest traces picture bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/ready-to-run
@@ -30,9 +30,20 @@ traces: $(VENV)/ready-to-test
 	$(BIN)/emu record -o traces/llama.json --world 64 workloads/llama.py --model 8b --fsdp 8 --tp 8
 	OMP_NUM_THREADS=1 $(BIN)/emu record -o traces/llama-tiny-fsdp4.json --nproc 4 --with-state workloads/llama.py --model tiny --fsdp 4
 
+# The timeline in the README.
+picture: $(VENV)/ready-to-run
+	mkdir -p build
+	$(BIN)/emu run --topo fattree --trace llama.json --json build/llama.json > build/report.txt
+	$(BIN)/emu view build/llama.json --svg docs/timeline.svg --width 100
+
 bench: $(VENV)/ready-to-test
 	$(BIN)/python benchmarks/main_job.py
 	$(BIN)/python benchmarks/solver.py
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/view.py
+	$(BIN)/python benchmarks/collectives.py
+	$(BIN)/python benchmarks/deepep.py
 
 $(VENV)/bin/python:
 	@command -v git >/dev/null || { echo "make: git is missing (Debian: apt-get install git)" >&2; exit 1; }
