@@ -32,7 +32,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=5)
     repeat = parser.parse_args().repeat
-    print(f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores")
+    print(
+        f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
+    )
     with tempfile.TemporaryDirectory() as folder:
         result = str(Path(folder) / "r.json")
         run = ["run", "--topo", "fattree", "--trace", "llama.json"]

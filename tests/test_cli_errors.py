@@ -40,6 +40,25 @@ def op(**changes):
     return found
 
 
+def compute_op(**changes):
+    """A good trace whose compute op is changed."""
+    found = document()
+    found["programs"][0]["ops"][0].update(changes)
+    return found
+
+
+def to_all(**changes):
+    """A good trace whose gather is an all-to-all."""
+    found = op(collective="all_to_all")
+    del found["programs"][0]["ops"][1]["bytes_out"]
+    found["programs"][0]["ops"][1].update(changes)
+    return found
+
+
+ATTENTION = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "query_length": 128, "key_length": 128}
+FIRST = document()["programs"][0]["ops"][0]
+
+
 @pytest.fixture
 def emu(tmp_path, monkeypatch, capsys):
     """Run the command in an empty folder; gives (exit code, stdout, stderr)."""
@@ -109,7 +128,89 @@ CASES = {
         "rank 0 sends",
     ),
     "nothing to do": (ranks_of([wait(0)]), "no time"),
-}
+    "storage reference of one part": (compute_op(reads=[[[0], 4]]), "reads: a reference is"),
+    "empty storage reference": (compute_op(writes=[[[], 4]]), "writes: a reference is"),
+    "storage that is no number": (compute_op(reads=[[[0, "x"], 4]]), "reads: a reference is"),
+    "storage of an unknown block": (compute_op(reads=[[[0, 1, "nope"], 4]]), "unknown block 'nope'"),
+    "storage of an instance outside a block": (compute_op(reads=[[[0, 1], 4]]), "name the block"),
+    "negative bytes read": (compute_op(reads=[[1, -4]]), "negative"),
+    "malformed storage": (compute_op(kind="alloc", storage=[1]), "storage: a reference is"),
+    "alloc without storage": (compute_op(kind="alloc", bytes=4), "without its storage"),
+    "free without storage": (compute_op(kind="free"), "without its storage"),
+    "attention with negative sizes": (compute_op(attention={**ATTENTION, "heads": -1}), "attention.heads"),
+    "attention without heads": (compute_op(attention={**ATTENTION, "kv_heads": 0}), "attention.kv_heads"),
+    "negative shape": (compute_op(shapes=[[-1, 4]]), "shapes"),
+    "a huge number": (compute_op(flops=10**40), "too large"),
+    "id out of range": (compute_op(id=2**63), "ops[0].id"),
+    "layer out of range": (compute_op(layer=2**63), "ops[0].layer"),
+    "negative layer": (compute_op(layer=-1), "ops[0].layer"),
+    "negative microbatch": (compute_op(microbatch=-1), "ops[0].microbatch"),
+    "tag out of range": (ranks_of([send(0, 1, 8, tag=2**63)], [recv(0, 0, 8)]), "ops[0].tag"),
+    "peer out of range": (compute_op(kind="send", peer={"dp": 10**30}), "peer"),
+    "text in a per-rank table": (compute_op(duration={"axes": ["dp"], "values": ["1", "1", "1", "1"]}), "table"),
+    "null in a per-rank table": (compute_op(duration={"axes": ["dp"], "values": [1, None, 1, 1]}), "table"),
+    "truth in a per-rank table": (compute_op(duration={"axes": ["dp"], "values": [True] * 4}), "table"),
+    "ragged per-rank table": (compute_op(duration={"axes": ["dp"], "values": [1, [2], 3, 4]}), "table"),
+    "huge per-rank number": (compute_op(duration={"axes": ["dp"], "values": [1, 10**40, 3, 4]}), "table"),
+    "negative per-rank number": (compute_op(duration={"axes": ["dp"], "values": [1, -1, 3, 4]}), "negative"),
+    "per-rank axis twice": (compute_op(duration={"axes": ["dp", "dp"], "values": [[1] * 4] * 4}), "twice"),
+    "lists nested without end": (
+        json.dumps(document()).replace("0.001", '{"axes": [], "values": ' + "[" * 5000 + "]" * 5000 + "}"), "nested",
+    ),
+    "a trillion ranks": (document(mesh={"axes": ["dp"], "shape": [10**12]}), "1,000,000,000,000 ranks"),
+    "a trillion repeats": (
+        document(blocks={"b": [FIRST]}, programs=[{"ops": [{"block": "b", "repeat": 10**12}]}]), "at most",
+    ),
+    "layers below 0": (
+        document(blocks={"b": [FIRST]}, programs=[{"ops": [{"block": "b", "repeat": 3, "set": {"layer": "1-1"}}]}]),
+        "range of tags",
+    ),
+    "block use with an unknown key": (document(programs=[{"ops": [{"block": "b", "times": 3}]}]), "times"),
+    "block that is no name": (document(programs=[{"ops": [{"block": 1}]}]), "ops[0].block"),
+    "block without a name": (document(blocks={"": [FIRST]}), "without a name"),
+    "malformed dependency in an unused block": (document(blocks={"b": [{**FIRST, "deps": [[0]]}]}), "a reference is"),
+    "group without a name": (document(groups={"": {"axes": ["dp"]}, "dp": {"axes": ["dp"]}}), "without a name"),
+    "communicator without ranks": (document(groups={"dp": {"ranks": [[]]}}), "without ranks"),
+    "rank listed twice": (document(groups={"dp": {"ranks": [[0, 1], [2, 3, 1]]}}), "rank 1 is listed twice"),
+    "resident on an unknown axis": (
+        document(meta={"resident": {"weights": {"axes": ["zz"], "values": [1]}}}), "meta.resident.weights",
+    ),
+    "negative resident": (document(meta={"resident": {"weights": -1}}), "meta.resident.weights"),
+    "negative tokens": (document(meta={"tokens_per_step": -1}), "meta.tokens_per_step"),
+    "negative parameters": (document(meta={"params": -1.5}), "meta.params"),
+    "negative model FLOPs": (document(meta={"model_flops": -1}), "meta.model_flops"),
+    "rank sends to itself": (ranks_of([send(0, 0, 8), recv(1, 0, 8)]), "itself"),
+    "one peer named in two ways": (
+        ranks_of([send(0, 1, 8), send(1, {"dp": 1}, 8)], [recv(0, 0, 8), recv(1, 0, 8)]), "in two ways",
+    ),
+    "per-rank message sizes differ": (
+        ranks_of(
+            [send(0, {"pp": 1}, PerRank(["dp"], [8, 16]))], [recv(0, {"pp": -1}, 8)],
+            axes={"pp": 2, "dp": 2}, ranks=[(2, 0), (2, 1)],
+        ),
+        "from rank 1 to rank 3",
+    ),
+    "uneven all-to-all without its parts": (
+        ranks_of([collective(0, "all_to_all", "dp", PerRank(["dp"], [8, 16]))], axes={"dp": 2}), "splits_in",
+    ),
+    "per-rank sides do not fit": (op(bytes_in={"axes": ["dp"], "values": [16, 16, 16, 8]}), "group size"),
+    "programs that differ in per-rank sizes": (
+        ranks_of([GATHER], [collective(1, "all_gather", "dp", PerRank(["dp"], [64, 32]))], axes={"dp": 2}), "rank 1",
+    ),
+    "splits of another kind": (op(splits_in=[16, 16, 16, 16]), "belongs to an all_to_all"),
+    "too few splits": (to_all(splits_in=[32, 32], splits_out=[16] * 4), "2 parts for a group of 4"),
+    "splits of the wrong shape": (to_all(splits_in={"axes": ["dp"], "values": [16] * 4}), "splits_in has values"),
+    "split of half an element": (to_all(splits_in=[1, 2, 2, 2], dtype="float16"), "splits_in = 1 is not a whole"),
+    "negative split": (to_all(splits_in=[-16, 16, 16, 16]), "part 0 is negative"),
+    "splits of some ranks only": (
+        ranks_of(
+            [collective(0, "all_to_all", "dp", 0, splits_in=[4, 4])], [collective(0, "all_to_all", "dp", 8)],
+            axes={"dp": 2},
+        ),
+        "uneven parts",
+    ),
+    "splits that do not add up": (to_all(splits_in=[16] * 4, splits_out=[16] * 4, bytes_in=32), "add up"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -188,7 +289,7 @@ COMMANDS = {
     ),
     "result that is none": (["view", "good.json", "--plain"], "good.json"),
     "no result": (["report", "nowhere.json"], "nowhere.json"),
-    "not a time": (["view", "good.json", "--plain", "--from", "soon"], "good.json"),
+    "not a time": (["view", "good.json", "--plain", "--from", "soon"], "soon"),
     "topology that is none": (["topo", "show", "moebius"], "moebius"),
 }  # fmt: skip
 
@@ -231,6 +332,47 @@ def test_trace_check_lists_faults_and_leaves_with_1(emu, tmp_path):
     assert code == 1
     assert len(out.splitlines()) == 2
     assert "2 faults" in err
+
+
+LEGAL = {
+    "a program that no rank runs": lambda: job(
+        {"dp": 4}, [compute(0, 1e-3), GATHER, wait(2, 1)], [GATHER], ranks=[(4, 0)]
+    ),
+    "a group of one": lambda: job({"dp": 1}, [compute(0, 1e-3), GATHER, wait(2, 1)]),
+    "an axis called block": lambda: job(
+        {"block": 2}, [send(0, {"block": 1}, 8), compute(2, 1e-3)], [recv(1, {"block": -1}, 8), compute(2, 1e-3)]
+    ),
+    "an axis called duration": lambda: job(
+        {"duration": 2}, [send(0, {"duration": 1}, 8), compute(2, 1e-3)], [recv(1, {"duration": -1}, 8)]
+    ),
+    "steps ahead and back that meet": lambda: job(
+        {"pp": 2},
+        [send(0, {"pp": 1}, 8), send(1, {"pp": -1}, 16), compute(2, 1e-3)],
+        [recv(0, {"pp": -1}, 8), recv(1, {"pp": 1}, 16)],
+    ),
+    "sizes that differ between stages": lambda: job(
+        {"pp": 2, "dp": 2},
+        [collective(0, "all_gather", "dp", PerRank(["pp"], [64, 128])), wait(1, 0)],
+    ),
+    "uneven parts": lambda: job(
+        {"dp": 2},
+        [
+            collective(
+                0, "all_to_all", "dp", 0,
+                splits_in=PerRank(["dp"], [[4, 8], [2, 6]]), splits_out=PerRank(["dp"], [[4, 2], [8, 6]]),
+            ),
+            wait(1, 0),
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEGAL)
+def test_unusual_but_legal_traces(emu, tmp_path, case):
+    io.write(LEGAL[case](), tmp_path / "good.json")
+    code, out, err = emu("run", "--trace", "good.json", "--json", "-")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["step_seconds"] > 0
 
 
 def test_a_good_trace_has_no_faults(emu, trace):

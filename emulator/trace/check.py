@@ -1,30 +1,36 @@
-"""Faults of a trace that can be seen without looking across ranks; those that need it are in :mod:`.match`.
+"""Faults of a trace that can be seen without looking across ranks; those that need it are in :mod:`.match` and
+:mod:`.pairs`, those of single ops in :mod:`.check_op`.
 
 A fault is a place and a reason. ``emu trace check`` lists them all, ``load`` refuses a trace at the first.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from emulator.errors import InputError
 from emulator.trace import io
-from emulator.trace.expand import TAGS, Rows, instance_value, rows, templates
+from emulator.trace.check_op import number_reason, op_faults
+from emulator.trace.expand import TAGS, Rows, instance_value, length, templates, unroll
 from emulator.trace.fault import Fault
-from emulator.trace.match import match_faults
-from emulator.trace.schema import DTYPE_BYTES, BlockUse, Op, PerRank, RankNumber, RanksByAxis, Trace
+from emulator.trace.match import Sequences, collective_faults
+from emulator.trace.pairs import pair_faults
+from emulator.trace.schema import BlockUse, Op, RanksByAxis, Trace
 
-_NUMBERS = ("host_seconds", "flops", "bytes_read", "bytes_written", "duration", "bytes_in", "bytes_out", "bytes")
-_MAX_FAULTS = 200
+_MAX_RANKS = 2**24
+_MAX_ROWS = 50_000_000  # executions of one program, written out
+_MAX_TAG = 2**53
 
 
-def load(path: Path | str) -> Trace:
-    """Read a trace and refuse it if anything is wrong: InputError names file, place and reason of the first fault."""
-    trace = io.read(path)
+def load(path: Path | str, progress: Callable[[int, int], None] | None = None) -> Trace:
+    """Read a trace and refuse it if anything is wrong: InputError names file, place and reason of the first fault.
+
+    ``progress`` is told bytes read and bytes in all while a large file is read.
+    """
+    trace = io.read(path, progress)
     for fault in faults(trace, str(path)):
         raise InputError(fault.reason, source=str(path), place=fault.place)
     return trace
@@ -32,7 +38,7 @@ def load(path: Path | str) -> Trace:
 
 def faults(trace: Trace, source: str = "") -> Iterator[Fault]:
     """All faults, the cheap and local ones first; later checks run only where earlier ones passed."""
-    for check in (_mesh_faults, _group_faults, _rank_faults, _op_faults):
+    for check in (_mesh_faults, _meta_faults, _group_faults, _rank_faults, _op_faults, _length_faults):
         found = False
         for fault in check(trace):
             found = True
@@ -40,17 +46,20 @@ def faults(trace: Trace, source: str = "") -> Iterator[Fault]:
         if found:
             return
     try:
-        unrolled = [rows(trace, p, source) for p in range(len(trace.programs))]
+        unrolled = unroll(trace, source)
     except InputError as error:
         yield Fault(error.place, error.reason)
         return
+    ops = templates(trace).ops
     cyclic = False
     for p, program in enumerate(unrolled):
-        for fault in _cycle_faults(trace, p, program):
+        for fault in _cycle_faults(ops, trace.program_place(p), program):
             cyclic = True
             yield fault
     if not cyclic:
-        yield from match_faults(trace, unrolled)
+        view = Sequences(trace, unrolled, ops)
+        yield from collective_faults(view)
+        yield from pair_faults(view)
 
 
 def _mesh_faults(trace: Trace) -> Iterator[Fault]:
@@ -62,13 +71,23 @@ def _mesh_faults(trace: Trace) -> Iterator[Fault]:
     for axis, size in zip(axes, shape, strict=False):
         if size < 1:
             yield Fault("mesh.shape", f"axis {axis!r} has size {size}; at least 1 is needed")
+    if trace.world_size > _MAX_RANKS:
+        yield Fault("mesh.shape", f"{trace.world_size:,} ranks; at most {_MAX_RANKS:,} can be replayed")
     if not trace.programs:
         yield Fault("programs", "there is no program")
+
+
+def _meta_faults(trace: Trace) -> Iterator[Fault]:
+    for kind, size in trace.meta.resident.items():
+        if reason := number_reason(trace, size):
+            yield Fault(f"meta.resident.{kind}", reason)
 
 
 def _group_faults(trace: Trace) -> Iterator[Fault]:
     for name, group in trace.groups.items():
         place = f"groups.{name}"
+        if not name:
+            yield Fault("groups", "a group without a name")
         if (group.axes is None) == (group.ranks is None):
             yield Fault(place, "give either axes or ranks")
         elif group.axes is not None:
@@ -77,17 +96,14 @@ def _group_faults(trace: Trace) -> Iterator[Fault]:
                     yield Fault(place, f"axis {axis!r} is not on the mesh ({', '.join(trace.mesh.axes)})")
             if len(set(group.axes)) != len(group.axes):
                 yield Fault(place, "an axis is named twice")
+        elif not group.ranks or not all(group.ranks):
+            yield Fault(place, "a communicator without ranks")
         else:
-            listed = [rank for ranks in group.ranks or [] for rank in ranks]
-            for rank in listed:
-                if not 0 <= rank < trace.world_size:
-                    yield Fault(place, f"rank {rank} is outside the world of {trace.world_size}")
-            for rank in sorted({rank for rank in listed if listed.count(rank) > 1} if len(listed) < 4096 else ()):
+            listed = np.sort(np.concatenate([np.array(ranks, dtype=np.int64) for ranks in group.ranks]))
+            for rank in listed[(listed < 0) | (listed >= trace.world_size)][:10].tolist():
+                yield Fault(place, f"rank {rank} is outside the world of {trace.world_size}")
+            for rank in np.unique(listed[1:][listed[1:] == listed[:-1]])[:10].tolist():
                 yield Fault(place, f"rank {rank} is listed twice")
-            if len(listed) >= 4096 and len(set(listed)) != len(listed):
-                yield Fault(place, "a rank is listed twice")
-            if any(not ranks for ranks in group.ranks or []):
-                yield Fault(place, "a communicator without ranks")
 
 
 def _rank_faults(trace: Trace) -> Iterator[Fault]:
@@ -110,14 +126,30 @@ def _rank_faults(trace: Trace) -> Iterator[Fault]:
 
 
 def _op_faults(trace: Trace) -> Iterator[Fault]:
+    checked: set[int] = set()  # a reader keeps equal ops of different ranks as one object
     for name, body in trace.blocks.items():
-        yield from _list_faults(trace, f"blocks.{name}", body)
+        if not name:
+            yield Fault("blocks", "a block without a name")
+        yield from _list_faults(trace, f"blocks.{name}", body, name, checked)
     for p, program in enumerate(trace.programs):
-        place = f"programs[{p}]"
-        yield from _list_faults(trace, place, [item for item in program.ops if isinstance(item, Op)])
+        place = trace.program_place(p)
+        own = [item for item in program.ops if isinstance(item, Op)]
+        yield from _list_faults(trace, place, own, "", checked)
         for use in program.ops:
             if isinstance(use, BlockUse):
                 yield from _use_faults(trace, place, use)
+
+
+def _list_faults(trace: Trace, place: str, ops: list[Op], home: str, checked: set[int]) -> Iterator[Fault]:
+    seen: set[int] = set()
+    for op in ops:
+        here = f"{place} op {op.id}"
+        if op.id in seen:
+            yield Fault(here, "the id is used twice")
+        seen.add(op.id)
+        if id(op) not in checked:
+            yield from op_faults(trace, here, op, home)
+    checked.update(map(id, ops if not home else ()))
 
 
 def _use_faults(trace: Trace, place: str, use: BlockUse) -> Iterator[Fault]:
@@ -129,108 +161,30 @@ def _use_faults(trace: Trace, place: str, use: BlockUse) -> Iterator[Fault]:
         if key not in TAGS:
             yield Fault(place, f"block {use.block!r}: set.{key} is not one of {', '.join(TAGS)}")
         try:
-            instance_value(value)
+            base, step = instance_value(value)
         except ValueError:
             yield Fault(place, f'block {use.block!r}: set.{key} is {value!r}; write an integer or "base+step"')
-
-
-def _list_faults(trace: Trace, place: str, ops: list[Op]) -> Iterator[Fault]:
-    seen: set[int] = set()
-    for op in ops:
-        here = f"{place} op {op.id}"
-        if op.id in seen:
-            yield Fault(here, "the id is used twice")
-        seen.add(op.id)
-        yield from _number_faults(trace, here, op)
-        if op.dtype and op.dtype not in DTYPE_BYTES:
-            yield Fault(here, f"unknown dtype {op.dtype!r}; known: {', '.join(DTYPE_BYTES)}")
-        elif op.kind in ("collective", "send", "recv"):
-            yield from _message_faults(trace, here, op)
-
-
-def _number_faults(trace: Trace, here: str, op: Op) -> Iterator[Fault]:
-    for field in _NUMBERS:
-        value = getattr(op, field)
-        if value is None or value == 0:
             continue
-        if isinstance(value, PerRank):
-            reason = _per_rank_reason(trace, value)
-            if reason:
-                yield Fault(here, f"{field}: {reason}")
-                continue
-            smallest = float(np.min(value.values))
-        else:
-            smallest = float(value)
-        if not math.isfinite(smallest):
-            yield Fault(here, f"{field} is not a finite number")
-        elif smallest < 0:
-            yield Fault(here, f"{field} is negative ({smallest:g})")
+        if not all(0 <= end <= _MAX_TAG for end in (base, base + step * (use.repeat - 1))) or abs(step) > _MAX_TAG:
+            yield Fault(
+                place, f"block {use.block!r}: set.{key} = {value!r} leaves the range of tags in {use.repeat} instances"
+            )
 
 
-def _per_rank_reason(trace: Trace, value: PerRank) -> str:
-    for axis in value.axes:
-        if axis not in trace.mesh.axes:
-            return f"axis {axis!r} is not on the mesh ({', '.join(trace.mesh.axes)})"
-    expected = tuple(trace.mesh.shape[trace.mesh.axes.index(axis)] for axis in value.axes)
-    try:
-        table = np.asarray(value.values, dtype=np.float64)
-    except (ValueError, TypeError):
-        return "values are not a regular table of numbers"
-    return "" if table.shape == expected else f"values have shape {table.shape}, the axes {expected}"
+def _length_faults(trace: Trace) -> Iterator[Fault]:
+    for p, program in enumerate(trace.programs):
+        if (count := length(trace, program)) > _MAX_ROWS:
+            yield Fault(
+                f"programs[{p}]", f"{count:,} executions with all repeats; at most {_MAX_ROWS:,} can be replayed"
+            )
 
 
-def _message_faults(trace: Trace, here: str, op: Op) -> Iterator[Fault]:
-    """Partners exist, and what is moved is a whole number of elements."""
-    partner = _collective_reason(trace, op) if op.kind == "collective" else _peer_reason(trace, op)
-    if partner:
-        yield Fault(here, partner)
-    if partner or op.collective == "barrier":
-        return
-    has_splits = op.splits_in is not None or op.splits_out is not None
-    if not has_splits and not any(isinstance(v, PerRank) or v for v in (op.bytes_in, op.bytes_out, op.bytes)):
-        yield Fault(here, f"{op.collective or op.kind} moves no bytes")
-    if not op.dtype:
-        yield Fault(here, "communication needs a dtype")
-        return
-    width = DTYPE_BYTES[op.dtype]
-    for field in ("bytes_in", "bytes_out"):
-        for value in _values(getattr(op, field)):
-            if value % width:
-                yield Fault(here, f"{field} = {value:g} is not a whole number of {op.dtype} elements ({width} bytes)")
-                break
-
-
-def _collective_reason(trace: Trace, op: Op) -> str:
-    if op.collective is None:
-        return "a collective without its kind (collective: all_reduce, all_gather, ...)"
-    if op.group not in trace.groups:
-        return f"unknown group {op.group!r}; known: {', '.join(trace.groups) or 'none'}"
-    return ""
-
-
-def _peer_reason(trace: Trace, op: Op) -> str:
-    if op.group and op.group not in trace.groups:
-        return f"unknown group {op.group!r}; known: {', '.join(trace.groups) or 'none'}"
-    if op.peer is None:
-        return f"a {op.kind} without a peer"
-    if isinstance(op.peer, int):
-        inside = 0 <= op.peer < trace.world_size
-        return "" if inside else f"peer {op.peer} is outside the world of {trace.world_size}"
-    unknown = [axis for axis in op.peer if axis not in trace.mesh.axes]
-    return f"peer axis {unknown[0]!r} is not on the mesh ({', '.join(trace.mesh.axes)})" if unknown else ""
-
-
-def _values(value: RankNumber) -> list[float]:
-    return np.ravel(value.values).tolist() if isinstance(value, PerRank) else [float(value)]
-
-
-def _cycle_faults(trace: Trace, p: int, program: Rows) -> Iterator[Fault]:
+def _cycle_faults(ops: list[Op], place: str, program: Rows) -> Iterator[Fault]:
     """Dependencies on earlier rows cannot form a cycle; only if one points forward the graph has to be walked."""
     count = len(program)
     owner = np.repeat(np.arange(count), np.diff(program.deps_ptr))
     if not len(owner) or bool((program.deps < owner).all()):
         return
-    ops = templates(trace).ops
     sources, targets = [program.deps], [owner]
     streams: dict[str, list[int]] = {}
     for row, template in enumerate(program.template.tolist()):
@@ -254,4 +208,4 @@ def _cycle_faults(trace: Trace, p: int, program: Rows) -> Iterator[Fault]:
     stuck = np.flatnonzero(waiting > 0)
     if len(stuck):
         names = ", ".join(str(ops[program.template[row]].id) for row in stuck[:6].tolist())
-        yield Fault(f"programs[{p}] op {ops[program.template[stuck[0]]].id}", f"a cycle of dependencies (ops {names})")
+        yield Fault(f"{place} op {ops[program.template[stuck[0]]].id}", f"a cycle of dependencies (ops {names})")

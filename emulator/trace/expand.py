@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from itertools import groupby
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,11 +24,13 @@ _PER_INSTANCE = re.compile(r"^\s*(-?\d+)\s*([+-]\s*-?\d+)\s*$")
 
 @dataclass(frozen=True)
 class Templates:
-    """Every op of a trace once: those of the blocks first, then each program's own. ``start`` is by block name."""
+    """Every op of a trace once: those of the blocks first, then each program's own. ``block_start`` is by block name,
+    ``position`` gives the place of an id in its block."""
 
     ops: list[Op]
     block_start: dict[str, int]
     program_start: list[int]
+    position: dict[str, dict[int, int]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Rows:
 
 
 def templates(trace: Trace) -> Templates:
-    """List the distinct ops of a trace."""
+    """List the distinct ops of a trace. Peers that are mesh offsets come in one form, so that on an axis of length 2
+    one step ahead and one back are the same peer."""
     ops: list[Op] = []
     block_start = {}
     for name, body in trace.blocks.items():
@@ -59,7 +63,14 @@ def templates(trace: Trace) -> Templates:
     for program in trace.programs:
         program_start.append(len(ops))
         ops.extend(item for item in program.ops if isinstance(item, Op))
-    return Templates(ops=ops, block_start=block_start, program_start=program_start)
+    extent = dict(zip(trace.mesh.axes, trace.mesh.shape, strict=False))
+    for i, op in enumerate(ops):
+        if type(op.peer) is dict:
+            peer = {axis: offset % extent[axis] for axis, offset in sorted(op.peer.items()) if offset % extent[axis]}
+            if peer != op.peer:
+                ops[i] = msgspec.structs.replace(op, peer=peer)
+    position = {name: {op.id: j for j, op in enumerate(body)} for name, body in trace.blocks.items()}
+    return Templates(ops=ops, block_start=block_start, program_start=program_start, position=position)
 
 
 def instance_value(value: int | str) -> tuple[int, int]:
@@ -75,11 +86,11 @@ def instance_value(value: int | str) -> tuple[int, int]:
 class _Unroller:
     """State while one program is unrolled: where the instances of each block lie, and the edges found so far."""
 
-    def __init__(self, trace: Trace, source: str, index: int) -> None:
+    def __init__(self, trace: Trace, source: str, index: int, known: Templates) -> None:
         self.trace = trace
         self.source = source
         self.program = index
-        self.position = {name: {op.id: j for j, op in enumerate(body)} for name, body in trace.blocks.items()}
+        self.position = known.position
         self.starts: dict[str, Ints] = {name: np.empty(0, dtype=np.int64) for name in trace.blocks}
         self.own_row: dict[int, int] = {}
         self.edges: list[tuple[Ints, Ints]] = []
@@ -87,7 +98,7 @@ class _Unroller:
         self.void = 0
 
     def fail(self, place: str, reason: str) -> InputError:
-        return InputError(reason, source=self.source, place=f"programs[{self.program}] {place}".strip())
+        return InputError(reason, source=self.source, place=f"{self.trace.program_place(self.program)} {place}".strip())
 
     def local(self, block: str, op_id: object, place: str) -> int:
         try:
@@ -157,11 +168,30 @@ class _Unroller:
             self.edges.append((rows[known], targets[known]))
 
 
-def rows(trace: Trace, index: int, source: str = "") -> Rows:
-    """Unroll program ``index``. Raises InputError on references that lead nowhere."""
-    program = trace.programs[index]
+def unroll(trace: Trace, source: str = "") -> list[Rows]:
+    """Unroll all programs. Raises InputError on references that lead nowhere."""
     known = templates(trace)
-    unroller = _Unroller(trace, source, index)
+    return [rows(trace, p, source, known) for p in range(len(trace.programs))]
+
+
+def used(template: Ints) -> Ints:
+    """The distinct templates among many, sorted."""
+    if len(template) and template.max() < 8 * len(template):
+        return np.flatnonzero(np.bincount(template))  # counting beats sorting where rows repeat a few templates
+    return np.unique(template)
+
+
+def length(trace: Trace, program: Program) -> int:
+    """Number of rows of a program, without unrolling it."""
+    return sum(1 if isinstance(item, Op) else item.repeat * len(trace.blocks[item.block]) for item in program.ops)
+
+
+def rows(trace: Trace, index: int, source: str = "", known: Templates | None = None) -> Rows:
+    """Unroll program ``index`` (``known``: the templates, to share between programs). Raises InputError on references
+    that lead nowhere."""
+    program = trace.programs[index]
+    known = known or templates(trace)
+    unroller = _Unroller(trace, source, index, known)
     place = 0
     for item in program.ops:  # a program's own ops may be referred to before they are reached
         if isinstance(item, Op):
@@ -223,18 +253,34 @@ def _unroll(trace: Trace, program: Program, known: Templates, index: int, unroll
         deps_ptr=deps_ptr,
         deps=edge_deps[order],
         instance=np.concatenate([empty, *instance]),
-        tags={tag: np.concatenate([empty, *columns]) for tag, columns in tags.items()},
+        tags={tag: _joined(columns, row) for tag, columns in tags.items()},
         void_deps=unroller.void,
     )
 
 
+def _no_tag(count: int) -> Ints:
+    """-1 for every row, without the memory: most programs lack most tags."""
+    return np.broadcast_to(np.int64(-1), (count,))
+
+
+def _joined(columns: list[Ints], count: int) -> Ints:
+    """The columns of a tag, one after the other."""
+    if all(column.strides == (0,) for column in columns):
+        return _no_tag(count)
+    return np.concatenate(columns)
+
+
 def _recorded_tag(ops: list[Op], tag: str) -> Ints:
-    return np.array([-1 if (value := getattr(op, tag)) is None else value for op in ops], dtype=np.int64)
+    values = [getattr(op, tag) for op in ops]
+    if all(value is None for value in values):
+        return _no_tag(len(ops))
+    return np.array([-1 if value is None else value for value in values], dtype=np.int64)
 
 
 def _instance_tag(use: BlockUse, body: list[Op], tag: str, unroller: _Unroller) -> Ints:
     if tag not in use.set:
-        return np.tile(_recorded_tag(body, tag), use.repeat)
+        recorded = _recorded_tag(body, tag)
+        return _no_tag(len(body) * use.repeat) if recorded.strides == (0,) else np.tile(recorded, use.repeat)
     try:
         base, step = instance_value(use.set[tag])
     except ValueError:

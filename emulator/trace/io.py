@@ -7,74 +7,59 @@ Reading only decodes and validates shapes and types; whether the ranks fit toget
 from __future__ import annotations
 
 import gzip
-import json
-import re
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from io import BufferedReader
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import BinaryIO, cast
 
 import msgspec
 import zstandard
 
 from emulator.errors import InputError
 from emulator.files import read_bytes, write_bytes
-from emulator.trace.schema import SCHEMA, BlockUse, Group, Mesh, Meta, Op, Program, RanksByAxis, Trace
-
-T = TypeVar("T")
+from emulator.trace.decode import WireTrace, as_trace, check_header, decode
+from emulator.trace.intern import Interner
+from emulator.trace.schema import SCHEMA, Trace
+from emulator.trace.stream import read_stream
 
 SUFFIXES = (".json", ".json.gz", ".json.zst")
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-# An item of a program is a block use if it has a "block" key; inside a JSON string the quotes would be escaped.
-_BLOCK_KEY = re.compile(rb'(?<!\\)"block"\s*:')
+_PIECE = 2**22  # bytes of text at a time
+_WHOLE = 2**25  # bytes of text up to which a file is decoded in one go, which is faster
 
 
-class _WireProgram(msgspec.Struct, forbid_unknown_fields=True):
-    ops: list[msgspec.Raw]
+def read(path: Path | str, progress: Callable[[int, int], None] | None = None) -> Trace:
+    """Decode a trace file; equal programs are kept once. Raises InputError (file, place, reason) on anything that is
+    not a well-formed trace.
 
-
-class _WireTrace(msgspec.Struct, forbid_unknown_fields=True):
-    schema: str
-    mesh: Mesh
-    programs: list[_WireProgram]
-    ranks: list[tuple[int, int]] | RanksByAxis
-    meta: Meta = msgspec.field(default_factory=Meta)
-    groups: dict[str, Group] = {}
-    blocks: dict[str, list[Op]] = {}
-    exec: dict[str, Any] | None = None
-
-
-class _Header(msgspec.Struct):
-    schema: str = ""
-
-
-def read(path: Path | str) -> Trace:
-    """Decode a trace file. Raises InputError (file, place, reason) on anything that is not a well-formed trace."""
+    Files of more than some 30 MB of text are read in pieces; ``progress`` is then told how many bytes of the file
+    have been read, of how many.
+    """
     source = str(path)
-    data = _decompress(read_bytes(path), source)
-    if not data.strip():
-        raise InputError("the file is empty", source=source)
-    if not data.lstrip().startswith(b"{"):
-        raise InputError("not a trace: the file does not hold a JSON object", source=source)
-    header = _decode(data, _Header, source, "")
-    if not header.schema:
-        raise InputError(
-            f'no "schema" key: not an {SCHEMA} file',
-            source=source,
-            remedy="`emu trace convert` will read other formats; `emu record` writes this one",
-        )
-    if header.schema != SCHEMA:
-        raise InputError(f"schema is {header.schema!r}, this version reads {SCHEMA!r}", source=source, place="schema")
-    wire = _decode(data, _WireTrace, source, "")
-    programs = [
-        Program(ops=[_item(raw, source, f"programs[{p}].ops[{i}]") for i, raw in enumerate(program.ops)])
-        for p, program in enumerate(wire.programs)
-    ]
-    return Trace(
-        mesh=wire.mesh, programs=programs, ranks=wire.ranks, meta=wire.meta, groups=wire.groups, blocks=wire.blocks,
-        exec=wire.exec,
-    )  # fmt: skip
+    with closing(_open(path)) as file:
+        pieces = _pieces(file, source, progress)
+        head: list[bytes] = []
+        while sum(map(len, head)) < _WHOLE:
+            piece = next(pieces, None)
+            if piece is None:
+                return _read_whole(b"".join(head), source)
+            head.append(piece)
+        return read_stream(chain(head, pieces), source)
+
+
+def _read_whole(data: bytes, source: str) -> Trace:
+    check_header(data, source)
+    wire = decode(data, WireTrace, source, "")
+    interner = Interner(source)
+    for program in wire.programs:
+        interner.extend([bytes(item) for item in program.ops])
+        interner.close()
+    return interner.finish(as_trace(wire))
 
 
 def write(trace: Trace, path: Path | str) -> None:
@@ -109,48 +94,28 @@ def encode(trace: Trace) -> Iterator[bytes]:
     yield b"}\n"
 
 
-def _decompress(data: bytes, source: str) -> bytes:
+def _open(path: Path | str) -> BufferedReader:
     try:
-        if data.startswith(_GZIP_MAGIC):
-            return gzip.decompress(data)
-        if data.startswith(_ZSTD_MAGIC):
-            return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+        return Path(path).open("rb")
+    except (OSError, ValueError):
+        read_bytes(path)  # says in one line what is wrong
+        raise
+
+
+def _pieces(file: BufferedReader, source: str, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
+    """The text of a file, decompressed, a few megabytes at a time. Compression is told by content."""
+    total = os.fstat(file.fileno()).st_size  # 0 for a pipe
+    text: BinaryIO = file
+    try:
+        magic = file.peek(4)[:4]
+        if magic.startswith(_GZIP_MAGIC):
+            text = cast("BinaryIO", gzip.GzipFile(fileobj=file))
+        elif magic == _ZSTD_MAGIC:
+            text = cast("BinaryIO", zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+        while piece := text.read(_PIECE):
+            yield piece
+            if progress is not None and total:
+                progress(file.tell(), total)
     except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-        raise InputError(f"damaged or cut compressed file ({error})", source=source) from None
-    return data
-
-
-def _item(raw: msgspec.Raw, source: str, place: str) -> Op | BlockUse:
-    data = bytes(raw)
-    return _decode(data, BlockUse, source, place) if _BLOCK_KEY.search(data) else _decode(data, Op, source, place)
-
-
-_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (_Header, _WireTrace, BlockUse, Op)
-}
-
-
-def _decode(data: bytes, kind: type[T], source: str, place: str) -> T:
-    try:
-        result: T = _DECODERS[kind].decode(data)
-        return result
-    except msgspec.ValidationError as error:
-        reason, _, where = str(error).partition(" - at `$")
-        where = where.rstrip("`").lstrip(".")
-        separator = "." if place and where and not where.startswith("[") else ""
-        raise InputError(reason[:1].lower() + reason[1:], source=source, place=place + separator + where) from None
-    except msgspec.DecodeError as error:
-        raise InputError(f"not valid JSON ({_json_reason(data, error)})", source=source) from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"not valid UTF-8 text (byte {error.start})", source=source) from None
-
-
-def _json_reason(data: bytes, error: msgspec.DecodeError) -> str:
-    """Line and column are kinder than a byte offset; only the slow standard parser knows them."""
-    try:
-        json.loads(data)
-    except json.JSONDecodeError as slow:
-        return f"line {slow.lineno} column {slow.colno}: {slow.msg}"
-    except (UnicodeDecodeError, RecursionError):
-        pass
-    return str(error)
+        what = "cannot read" if text is file else "damaged or cut compressed file"
+        raise InputError(f"{what} ({error})", source=source) from None

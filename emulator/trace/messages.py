@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.trace.expand import Rows
+from emulator.trace.expand import Rows, used
 from emulator.trace.mesh import Communicators, per_rank
 from emulator.trace.schema import Op, PerRank, RankNumber, Trace
 
+Ints = NDArray[np.int64]
 COMMUNICATION = ("collective", "send", "recv")
 
 
@@ -37,12 +38,11 @@ def slot(op: Op) -> Slot | None:
     return None
 
 
-def slots_of_rows(rows: Rows, ops: list[Op]) -> dict[Slot, NDArray[np.int64]]:
+def slots_of_rows(rows: Rows, ops: list[Op]) -> dict[Slot, Ints]:
     """The rows of a program by slot, in issue order."""
-    used = np.unique(rows.template)
     index: dict[Slot, int] = {}
     code = np.full(len(ops), -1, dtype=np.int64)
-    for template in used.tolist():
+    for template in used(rows.template).tolist():
         key = slot(ops[template])
         if key is not None:
             code[template] = index.setdefault(key, len(index))
@@ -68,8 +68,16 @@ def message_bytes(op: Op, members: int) -> RankNumber:
     return _first(op.bytes_in, op.bytes_out)
 
 
-def split_bytes(trace: Trace, op: Op, who: Communicators, outgoing: bool) -> NDArray[np.float64] | None:
-    """Bytes per partner of an all-to-all: row r is rank r's ``splits_in`` (or ``splits_out``), shape (world, members).
+def message_sizes(trace: Trace, op: Op, ranks: Ints, members: int) -> NDArray[np.float64]:
+    """Size S of a message on each of ``ranks``."""
+    return per_rank(trace, message_bytes(op, members), ranks)
+
+
+def split_bytes(
+    trace: Trace, op: Op, who: Communicators | None, outgoing: bool, ranks: Ints | None = None
+) -> NDArray[np.float64] | None:
+    """Bytes per partner of an all-to-all: row i is the ``splits_in`` (or ``splits_out``) of ``ranks[i]`` (default: all
+    ranks), shape (ranks, members).
 
     None if the op has no splits (equal parts).
     """
@@ -77,11 +85,8 @@ def split_bytes(trace: Trace, op: Op, who: Communicators, outgoing: bool) -> NDA
     if splits is None:
         return None
     if isinstance(splits, PerRank):
-        axes = [trace.mesh.axes.index(axis) for axis in splits.axes]
-        table = np.asarray(splits.values, dtype=np.float64)
-        where = np.indices(tuple(trace.mesh.shape)).reshape(len(trace.mesh.shape), -1)
-        return np.asarray(table[tuple(where[axis] for axis in axes)], dtype=np.float64)
-    return np.stack([per_rank(trace, part) for part in splits], axis=1)
+        return per_rank(trace, splits, ranks)
+    return np.stack([per_rank(trace, part, ranks) for part in splits], axis=1)
 
 
 def _first(*values: RankNumber) -> RankNumber:

@@ -47,7 +47,7 @@ RankNumber = int | float | PerRank
 # An op or storage named from another place: `id` in the same block instance (or at the same level of a program);
 # `[k, id]` in the k-th instance of the same block before this one; `[k, id, block]` in the k-th most recent instance
 # of another block (k = 0: the latest), or, with block "", at the program's own level (k = 0). Storages only:
-# `[-1, id, block]` in the instance of that block that has this instance's layer, `[-2, id, block]` the next one's layer.
+# `[-1, id, block]` in the instance of that block that has this instance's layer, `[-2, id, block]` the next layer's.
 Ref = Index | list[Index | str]
 
 
@@ -118,7 +118,7 @@ class Op(
     phase: Phase | None = None
     module: str = ""
     layer: Count | None = None
-    microbatch: Index | None = None
+    microbatch: Count | None = None
     stage: Count | None = None
 
 
@@ -176,7 +176,11 @@ class Meta(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Trace(msgspec.Struct, omit_defaults=True):
-    """A whole trace. ``exec`` (verification data) is carried as it stands."""
+    """A whole trace. ``exec`` (verification data) is carried as it stands.
+
+    ``file_programs`` is no part of the format: where reading made one program of several, the number of each in the
+    file.
+    """
 
     mesh: Mesh
     programs: list[Program]
@@ -185,6 +189,11 @@ class Trace(msgspec.Struct, omit_defaults=True):
     groups: dict[str, Group] = {}
     blocks: dict[str, list[Op]] = {}
     exec: dict[str, Any] | None = None
+    file_programs: list[int] = []
+
+    def program_place(self, program: int) -> str:
+        """What a message calls a program: its place in the file."""
+        return f"programs[{self.file_programs[program] if self.file_programs else program}]"
 
     @property
     def world_size(self) -> int:
