@@ -25,6 +25,10 @@ layers: $(VENV)/ready-to-test
 pytest: $(VENV)/ready-to-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+# The longer set of proofs: all group sizes, all strategies, 64 processes (about a quarter of an hour).
+verify: $(VENV)/ready-to-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1200
+
 # Records both shipped traces again (torch; about two minutes).
 traces: $(VENV)/ready-to-test
 	$(BIN)/emu record -o traces/llama.json --world 64 workloads/llama.py --model 8b --fsdp 8 --tp 8

@@ -221,3 +221,12 @@ def test_the_load_of_a_link_over_time(tmp_path):
     assert load.time == near(1 * MS, 3 * MS, 11 * MS)
     assert load.rate == near(1e9, 1e9, 0)
     assert found.links[0].bytes == pytest.approx(10 * MB)
+
+
+def test_a_batch_with_two_messages_to_one_peer_waits_for_the_receiver(tmp_path):
+    """Both sends are posted at once; the receiver comes at 5 ms, and the two of 2 MB share the link: 4 ms."""
+    first = [send(0, 1, 2 * MB, batch=1), send(1, 1, 2 * MB, batch=1)]
+    second = [compute(0, 5 * MS), recv(1, 0, 2 * MB, batch=1, deps=[0]), recv(2, 0, 2 * MB, batch=1)]
+    found = replay(job({"r": 2}, first, second), star(tmp_path, 2))
+    assert spans(found, 0)[0] == near(0, 5 * MS, 9 * MS)
+    assert spans(found, 0)[1] == near(0, 5 * MS, 9 * MS)

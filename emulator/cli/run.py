@@ -55,6 +55,9 @@ def run(
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Replay again with what might help, one change at a time (up to 6 runs).")
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Prove the simulated order on real tensors (a trace recorded with state).")
+    ] = False,
     no_fold: Annotated[
         bool, typer.Option("--no-fold", help="Simulate every rank, not classes of equal ranks.")
     ] = False,
@@ -75,14 +78,16 @@ def run(
         "options": Options(algorithms=algo, folding=not no_fold), "what_if": what_if,
     }  # fmt: skip
     if topo is not None and len(topo) > 1:
-        if perfetto is not None:
-            raise InputError("one topology at a time", source="--perfetto")
+        if perfetto is not None or verify:
+            raise InputError("one topology at a time", source="--verify" if verify else "--perfetto")
         _run_several(job, topo, json, jobs, width)
     else:
-        _run_one(job, topo[0] if topo else "fattree", json, perfetto, width)
+        _run_one(job, topo[0] if topo else "fattree", json, perfetto, width, verify)
 
 
-def _run_one(job: dict[str, Any], topo: str, json: str | None, perfetto: str | None, width: int | None) -> None:
+def _run_one(
+    job: dict[str, Any], topo: str, json: str | None, perfetto: str | None, width: int | None, verify: bool
+) -> None:
     for file in (json, perfetto):
         if file not in (None, "-"):
             check_writable(file)
@@ -102,8 +107,13 @@ def _run_one(job: dict[str, Any], topo: str, json: str | None, perfetto: str | N
 
         out = console(width)
         out.print(render(result, width=out.width))
-        if json is None:
+        if json is None and not verify:
             print("\nKeep it with --json FILE, then `emu view FILE` shows the timeline.")
+    if verify:
+        from emulator.cli.verify import show as show_proof  # noqa: PLC0415
+        from emulator.verify.trace import verify_result  # noqa: PLC0415  (torch)
+
+        show_proof(verify_result(job["trace"], result), None, width)
 
 
 def _run_several(

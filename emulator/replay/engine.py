@@ -77,7 +77,7 @@ class ReadyPhase:
 class Group:
     """One group while the replay runs: who has arrived for the collective it is at."""
 
-    __slots__ = ("arrived", "engine", "index", "need", "uses")
+    __slots__ = ("arrived", "engine", "index", "later", "lines", "need", "uses")
 
     def __init__(self, engine: Engine, index: int, need: int, uses: dict[int, tuple[ReadyPhase, ...]]) -> None:
         self.engine = engine
@@ -85,14 +85,22 @@ class Group:
         self.need = need
         self.uses = uses
         self.arrived: list[tuple[Node, int, int]] = []
+        self.lines: set[tuple[int, int]] = set()  # who has arrived: node and slot
+        self.later: list[tuple[Node, int, int, int]] = []  # a batch may post several messages to one peer at once
 
     def arrive(self, node: Node, item: int, message: int, use: int) -> None:
         """A member's message is posted; the last one starts the transfer."""
+        line = (node.index, node.items.message_slot[message])
+        if line in self.lines:
+            self.later.append((node, item, message, use))
+            return
+        self.lines.add(line)
         arrived = self.arrived
         arrived.append((node, item, message))
         if len(arrived) < self.need:
             return
         self.arrived = []
+        self.lines.clear()
         now = self.engine.clock._now
         for member, _, posted in arrived:
             member.transfer_start[posted] = now
@@ -104,6 +112,9 @@ class Group:
         engine.transfer_group.append(self.index)
         engine.transfer_use.append(use)
         engine.transfer(execution, self.uses[use], 0, arrived)
+        later, self.later = self.later, []
+        for waiting in later:
+            self.arrive(*waiting)
 
 
 class Node:
@@ -188,16 +199,19 @@ class Engine:
         start = tables.phase_start.tolist()
         owner = np.repeat(np.arange(len(tables.group_kind)), np.diff(tables.phase_start)).tolist()
         if self.private_routes:
-            mark_private(zip(routes, owner, strict=True), changing=tables.link_events)
+            uses: list[tuple[Route, object]] = list(zip(routes, owner, strict=True))
+            for g in _concurrent_groups(tables):  # it does several things at once: no plain timeouts for it
+                uses += [(routes[row], "several") for row in range(start[g], start[g + 1])]
+            mark_private(uses, changing=tables.link_events)
         latency = tables.phase_latency.tolist()
         groups = []
         for g, (kind, need) in enumerate(zip(tables.group_kind.tolist(), tables.group_need.tolist(), strict=True)):
             base = start[g]
-            uses = {
+            plans = {
                 use: tuple(ReadyPhase(routes[row], amount, latency[row]) for row, amount in plan.rows(base))
                 for use, plan in tables.kinds[kind].plans.items()
             }
-            groups.append(Group(self, g, need, uses))
+            groups.append(Group(self, g, need, plans))
         return groups
 
     def run(self) -> Run:
@@ -358,6 +372,19 @@ class Engine:
             if node.open_messages[item] == 0:
                 self._finish(node, item, node.items.queue[item])
         self._drain()
+
+
+def _concurrent_groups(tables: Tables) -> set[int]:
+    """Groups to which a batch posts several messages at once."""
+    found: set[int] = set()
+    twice = []
+    for variant in tables.variants.variants:
+        items = tables.variants.items[variant.program]
+        slots = [[items.message_slot[m] for m in messages] for messages in items.item_messages if len(messages) > 1]
+        twice.append({slot for listed in slots for slot in listed if listed.count(slot) > 1})
+    for node, variant_number in enumerate(tables.node_variant.tolist()):
+        found.update(int(tables.node_slots[tables.node_slot_ptr[node] + slot]) for slot in twice[variant_number])
+    return found
 
 
 def _times(node: Node) -> NodeTimes:

@@ -99,6 +99,8 @@ class Planner:
         self.placement = placement
         self.free = free
         self.notes: dict[str, None] = {}
+        # Kept over all kinds: a job that has no closed form is planned a second time for its colours.
+        self._weighed: dict[tuple[bytes, str, int], list[tuple[Way, tuple[BoundPhase, ...]]]] = {}
 
     def _positions(self, variant: int, slot: Slot) -> tuple[list[int], list[int]]:
         """Uses and op templates of a variant's messages on a slot, in issue order."""
@@ -121,7 +123,7 @@ class Planner:
         members = self.placement[ranks]
         uses, _ = self._positions(leader, slot)
         where = layout(self.topology, members[0])
-        weighed: dict[tuple[str, int], list[tuple[Way, tuple[BoundPhase, ...]]]] = {}
+        first = members[0].tobytes()
         routed: dict[tuple[str, int, str], tuple[int, ...]] = {}
         for position, use in enumerate(uses):
             if use in kind.plans:
@@ -131,11 +133,11 @@ class Planner:
                 self._plan_uneven(kind, slot, ranks, position)
                 continue
             key = (wanted.collective, max(wanted.root, 0))
-            if key not in weighed:
+            if (first, *key) not in self._weighed:
                 asked = self._asked(kind, wanted, where)
                 offered = ways(self.topology, key[0], where, asked, root=key[1])
-                weighed[key] = place_all(self.topology, members[:1], offered)
-            way, _ = fastest_of(weighed[key], wanted.bytes)
+                self._weighed[first, *key] = place_all(self.topology, members[:1], offered)
+            way, _ = fastest_of(self._weighed[first, *key], wanted.bytes)
             if (*key, way.name) not in routed:
                 routed[*key, way.name] = self._bind(kind, members, way)
             kind.plans[use] = self._as_plan(kind, way, routed[*key, way.name], wanted.bytes)

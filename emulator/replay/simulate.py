@@ -245,13 +245,12 @@ def _quotient(
     world = trace.world_size
     place = np.arange(world, dtype=np.int64) if options.placement is None else options.placement
     algorithms = parse_algorithms(options.algorithms)
+    planner = Planner(trace, ops, variants, topology, algorithms, place, options.free)
     if options.folding and options.closed_form and options.perturbation is None and options.placement is None:
-        planner = Planner(trace, ops, variants, topology, algorithms, place, options.free)
         try:
             return closed.quotient(trace, variants, topology, planner), list(planner.notes)
         except closed.DoesNotApplyError:
             pass  # the general way needs no regularity
-    planner = Planner(trace, ops, variants, topology, algorithms, place, options.free)
     events = None if options.perturbation is None else options.perturbation.link_events(topology.capacity)
     full = build_tables(variants, build_groups(trace, variants, planner), topology, events)
     reduced = drop_unsaturable(full, topology) if options.drop_unsaturable else full

@@ -86,24 +86,22 @@ def build_variants(
         columns: list[Floats] = []
         for template in used:
             columns += [
-                per_rank(trace, value)[ranks] for value in _numbers(ops[template], seconds[template]) if _open(value)
+                per_rank(trace, value, ranks) for value in _numbers(ops[template], seconds[template]) if _open(value)
             ]
         columns += [column.astype(np.float64) for column in members.values() if np.ptp(column)]
         if compute_factor is not None and (compute_factor[ranks] != 1).any():
             columns.append(compute_factor[ranks])
         if columns:
-            _, representative, which = np.unique(
-                np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
-            )
+            table = np.stack(columns, axis=1)
+            _, representative, which = np.unique(table, axis=0, return_index=True, return_inverse=True)
             which = which.ravel()
         else:
             representative, which = np.zeros(1, dtype=np.int64), np.zeros(len(ranks), dtype=np.int64)
         of_rank[ranks] = which + len(variants)
-        for first in representative.tolist():
-            rank = int(ranks[first])
-            group_size = {name: int(column[first]) for name, column in members.items()}
-            factor = 1.0 if compute_factor is None else float(compute_factor[rank])
-            variants.append(_variant(trace, p, items[p], ops, seconds, rank, group_size, uses, factor))
+        chosen = ranks[representative]
+        factor = None if compute_factor is None else compute_factor[chosen]
+        group_sizes = {name: column[representative] for name, column in members.items()}
+        variants += _of_program(trace, p, items[p], ops, seconds, chosen, group_sizes, uses, factor)
     return Variants(items=items, variants=variants, of_rank=of_rank, uses=list(uses))
 
 
@@ -119,54 +117,67 @@ def _host_free(rows: Rows, ops: list[Op]) -> bool:
     return not any(_open(ops[t].host_seconds) or ops[t].host_seconds for t in np.unique(rows.template).tolist())
 
 
-def _variant(
+def _of_program(
     trace: Trace,
     program: int,
     items: Items,
     ops: list[Op],
     seconds: Sequence[RankNumber],
-    rank: int,
-    group_size: dict[str, int],
+    ranks: Ints,
+    group_sizes: dict[str, Ints],
     uses: dict[Use, int],
-    compute_factor: float,
-) -> Variant:
-    where = np.unravel_index(rank, tuple(trace.mesh.shape)) if trace.mesh.shape else ()
-
-    def number(value: RankNumber) -> float:
-        if not isinstance(value, PerRank):
-            return float(value)
-        table = np.asarray(value.values, dtype=np.float64)
-        return float(table[tuple(where[trace.mesh.axes.index(axis)] for axis in value.axes)])
-
+    compute_factor: Floats | None,
+) -> list[Variant]:
+    """The variants of one program, one for each of the ``ranks`` that stand for them. Numbers of the trace become
+    arrays over these ranks once, not once per rank."""
     templates = items.source.template
-    used = np.unique(templates)
-    by_template = np.zeros(len(ops))
-    by_template[used] = [number(seconds[t]) for t in used.tolist()]
-    row_seconds = by_template[templates] * compute_factor
-    item_seconds = np.add.reduceat(row_seconds[items.rows], items.rows_ptr[:-1]) if len(items) else np.empty(0)
-    row_issue = _issue(items, ops, used, number)
-    use_of: dict[int, int] = {}
-    for template in np.unique(templates[items.messages]).tolist():
-        use = _use(ops[template], template, number, group_size)
-        use_of[template] = uses.setdefault(use, len(uses))
-    return Variant(
-        program=program,
-        row_seconds=row_seconds,
-        item_seconds=item_seconds.tolist(),
-        row_issue=row_issue,
-        item_issue=None if row_issue is None else row_issue[items.rows[items.rows_ptr[:-1]]].tolist(),
-        message_use=[use_of[t] for t in templates[items.messages].tolist()],
-    )
+    used, place = np.unique(templates, return_inverse=True)
+    place = place.ravel()
+    durations = np.stack([per_rank(trace, seconds[t], ranks) for t in used.tolist()] or [np.empty(len(ranks))])
+    if compute_factor is not None:
+        durations = durations * compute_factor
+    host = np.stack([per_rank(trace, ops[t].host_seconds, ranks) for t in used.tolist()] or [np.zeros(len(ranks))])
+    speaking = np.unique(templates[items.messages]).tolist()
+    amounts = {t: per_rank(trace, _amounts(ops[t], group_sizes), ranks) for t in speaking}
+    message_templates = templates[items.messages].tolist()
+    found = []
+    for i in range(len(ranks)):
+        row_seconds = durations[place, i] if len(place) else np.empty(0)
+        row_issue = _issue(items, host[place, i]) if host.any() else None
+        use_of = {
+            t: uses.setdefault(_use(ops[t], t, _amount(amounts[t], ops[t], group_sizes, i)), len(uses))
+            for t in speaking
+        }
+        item_seconds = np.add.reduceat(row_seconds[items.rows], items.rows_ptr[:-1]) if len(items) else np.empty(0)
+        found.append(
+            Variant(
+                program=program,
+                row_seconds=row_seconds,
+                item_seconds=item_seconds.tolist(),
+                row_issue=row_issue,
+                item_issue=None if row_issue is None else row_issue[items.rows[items.rows_ptr[:-1]]].tolist(),
+                message_use=[use_of[t] for t in message_templates],
+            )
+        )
+    return found
 
 
-def _issue(items: Items, ops: list[Op], used: Ints, number: object) -> Floats | None:
+def _amounts(op: Op, group_sizes: dict[str, Ints]) -> RankNumber:
+    """The size of a message, for a group of one member where it depends on how many there are."""
+    return message_bytes(op, 1 if op.kind == "collective" else 2)
+
+
+def _amount(amounts: Floats, op: Op, group_sizes: dict[str, Ints], i: int) -> float:
+    """The size of a message on rank i: what was counted for one member, times members where only a part was given."""
+    if op.kind != "collective":
+        return float(amounts[i])
+    members = int(group_sizes[op.group][i])
+    whole, single = message_bytes(op, members), message_bytes(op, 1)
+    return float(amounts[i]) * (members if whole != single else 1)
+
+
+def _issue(items: Items, by_row: Floats) -> Floats:
     """When the host issues each row, counted from the last host_sync before it (the host's running sum)."""
-    assert callable(number)
-    host = np.zeros(len(ops))
-    host[used] = [number(ops[t].host_seconds) for t in used.tolist()]
-    by_row = host[items.source.template]
-    if not by_row.any():
-        return None
     running = np.cumsum(by_row)
     epoch = np.array(items.epoch, dtype=np.int64)[items.item_of_row]
     first = np.searchsorted(epoch, np.arange(epoch.max() + 1))
@@ -174,12 +185,11 @@ def _issue(items: Items, ops: list[Op], used: Ints, number: object) -> Floats | 
     return np.asarray(running - base[epoch], dtype=np.float64)
 
 
-def _use(op: Op, template: int, number: object, group_size: dict[str, int]) -> Use:
-    assert callable(number)
+def _use(op: Op, template: int, amount: float) -> Use:
     root = -1 if op.root is None else op.root
     if op.kind != "collective":
-        return Use(collective="send", bytes=number(message_bytes(op, 2)), dtype=op.dtype, root=-1)
+        return Use(collective="send", bytes=amount, dtype=op.dtype, root=-1)
     assert op.collective is not None
     if op.splits_in is not None or op.splits_out is not None:
         return Use(op.collective, 0.0, op.dtype, root, splits_of=template)
-    return Use(op.collective, number(message_bytes(op, group_size[op.group])), op.dtype, root)
+    return Use(op.collective, amount, op.dtype, root)

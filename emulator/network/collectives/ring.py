@@ -51,6 +51,13 @@ def channels(case: Case) -> Ints:
     """i64[c, n]: the rings, one per member of the smallest server; a single one without servers to cross."""
     if not case.several_servers:
         return case.order[np.newaxis, :]
+    if case.table is not None:
+        places = np.arange(case.table.shape[1])
+        turned = case.table[:, (places + places[:, np.newaxis]) % len(places)].transpose(
+            1, 0, 2
+        )  # [ring, server, place]
+        turned[:, 1::2] = turned[:, 1::2, ::-1]
+        return turned.reshape(len(places), -1)
     rings = []
     for channel in range(min(len(server) for server in case.servers)):
         walk = []

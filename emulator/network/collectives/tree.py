@@ -68,7 +68,8 @@ class Tree:
 
     def chains(self, edge: Ints) -> Ints:
         """i64[leaves, depth]: the edge numbers (``edge`` i64[n], by child) from every leaf to the root, -1 padded."""
-        leaf = np.setdiff1d(np.flatnonzero(self.parent >= 0), self.parent)
+        childless = np.bincount(self.parent[self.parent >= 0], minlength=len(self.parent)) == 0
+        leaf = np.flatnonzero(childless & (self.parent >= 0))
         found = np.full((len(leaf), int(self.depth.max())), -1)
         for step in range(found.shape[1]):
             inside = leaf >= 0
@@ -95,16 +96,23 @@ def binary_pair(k: int) -> tuple[Ints, Ints]:
 def double_trees(case: Case) -> list[Tree]:
     """The trees, each for an equal part of the data: two, or two per member of the smallest server."""
     servers = case.servers if case.several_servers else tuple(case.order[:, np.newaxis])
+    table = case.order.reshape(len(servers), -1) if case.table is not None or not case.several_servers else None
     pair = binary_pair(len(servers))
     trees = []
     for channel in range(min(len(server) for server in servers)):
-        chains = [np.roll(server, -(channel % len(server))) for server in servers]
-        heads = np.array([chain[0] for chain in chains])
-        for up in pair:
-            parent = np.full(case.n, -1)
-            parent[heads] = np.where(up >= 0, heads[up], -1)
+        chained = np.full(case.n, -1)  # each member behind the one before in its server's chain
+        if table is not None:
+            turned = np.roll(table, -channel, axis=1)
+            chained[turned[:, 1:]] = turned[:, :-1]
+            heads = turned[:, 0]
+        else:
+            chains = [np.roll(server, -(channel % len(server))) for server in servers]
+            heads = np.array([chain[0] for chain in chains])
             for chain in chains:
-                parent[chain[1:]] = chain[:-1]
+                chained[chain[1:]] = chain[:-1]
+        for up in pair:
+            parent = chained.copy()
+            parent[heads] = np.where(up >= 0, heads[up], -1)
             trees.append(Tree(parent, depths(parent)))
     return trees
 
