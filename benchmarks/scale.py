@@ -73,6 +73,10 @@ def _llama(data: int, **more: int) -> Callable[[], Trace]:
     return lambda: synthetic.llama(data=data, **more)
 
 
+def _ring(_: Topology) -> Options:
+    return Options(algorithms="ring")
+
+
 _WHOLE = Options(folding=False)
 _HALVED = {"spine.oversubscription": "2"}
 # The preset's switches of 64 ports end at 65,536 accelerators.
@@ -97,9 +101,9 @@ CASES = [
     Case("llama 256, unfolded, random placement", _llama(8, stages=4), per_second=30e3, options=_shuffled(False)),
     Case("gpipe 1,024", synthetic.gpipe, 1.5, 150),
     Case("gpipe 1,024, unfolded", synthetic.gpipe, 8.0, options=lambda _: _WHOLE),
-    Case("all-reduce 1 GiB, 1,024", lambda: synthetic.one_collective(ranks=1024), 0.3),
-    Case("all-reduce 1 GiB, 4,096", lambda: synthetic.one_collective(ranks=4096), 0.3),
-    Case("all-reduce 1 GiB, 65,536", lambda: synthetic.one_collective(ranks=65536), 0.3),
+    Case("ring all-reduce 1 GiB, 1,024", lambda: synthetic.one_collective(ranks=1024), 0.3, options=_ring),
+    Case("ring all-reduce 1 GiB, 4,096", lambda: synthetic.one_collective(ranks=4096), 0.3, options=_ring),
+    Case("ring all-reduce 1 GiB, 65,536", lambda: synthetic.one_collective(ranks=65536), 0.3, options=_ring),
     Case("all-to-all 64 MiB, 256", lambda: synthetic.one_collective("all_to_all", 256, 2**26), 1.0),
     Case("all-to-all 64 MiB, 1,024", lambda: synthetic.one_collective("all_to_all", 1024, 2**26), 10.0),
     Case("computing 4,096 x 50", synthetic.computing, 2.0),
