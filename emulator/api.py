@@ -70,12 +70,13 @@ def open_job(
     device: str | None = None,
     lowering: str | None = None,
     overrides: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> OpenJob:
     """Load a trace, build a topology for it and time its ops; arguments as in :func:`run`."""
     name = "trace"
     if not isinstance(trace, Trace):
         path = assets.find("traces", str(trace), SUFFIXES)
-        name, trace = str(trace), load_trace(path)
+        name, trace = str(trace), load_trace(path, progress)
     if not isinstance(topology, Topology):
         topology = load_topology(str(topology), ranks=trace.world_size, overrides=overrides)
     model = _device(device, topology)
@@ -108,7 +109,7 @@ def run(
     command line; ``options`` say how to replay; ``what_if`` replays it again with what might help. Raises InputError on
     bad input, AnswerIsNo if the replay cannot go on.
     """
-    job = open_job(trace, topology, device=device, lowering=lowering, overrides=overrides)
+    job = open_job(trace, topology, device=device, lowering=lowering, overrides=overrides, progress=progress)
     if stragglers or degraded:
         slowdown = dict(parse_straggler(text) for text in stragglers)
         changes = [parse_degrade(text, job.topology) for text in degraded]

@@ -34,7 +34,7 @@ from emulator.replay.variants import Variant, Variants, build_variants
 from emulator.result.schema import CollectiveUse, Folding, LinkLoad, LinkUse, Omitted, OpTable, RankClass, Timeline
 from emulator.result.schema import Engine as EngineInfo
 from emulator.topology.graph import Topology
-from emulator.trace.expand import Rows, rows, templates
+from emulator.trace.expand import Rows, templates, unroll
 from emulator.trace.repeats import Cut, shorten
 from emulator.trace.schema import Op, RankNumber, Trace
 
@@ -163,7 +163,7 @@ def _attempt(
     progress: Callable[[int, int], None] | None,
 ) -> _Attempt:
     ops = templates(trace).ops
-    unrolled = [rows(trace, p, job.name) for p in range(len(trace.programs))]
+    unrolled = unroll(trace, job.name)
     factor = None if options.perturbation is None else options.perturbation.compute_factor(trace.world_size)
     variants = build_variants(trace, unrolled, ops, job.seconds, factor)
     quotient, notes = _quotient(trace, ops, variants, topology, options)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from emulator.report import figures
 from emulator.report.tables import Column, table
-from emulator.trace.expand import Rows, rows, templates
+from emulator.trace.expand import Rows, templates, unroll
 from emulator.trace.mesh import communicators, program_of_rank
 from emulator.trace.messages import message_bytes
 from emulator.trace.schema import Op, PerRank, Trace
@@ -20,7 +20,7 @@ from emulator.trace.schema import Op, PerRank, Trace
 
 def render(trace: Trace, name: str, width: int) -> RenderableType:
     """The content of a trace as text for a terminal of ``width`` columns."""
-    unrolled = [rows(trace, p, name) for p in range(len(trace.programs))]
+    unrolled = unroll(trace, name)
     ops = templates(trace).ops
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)

@@ -18,11 +18,13 @@ from emulator.trace.expand import TAGS, Rows, instance_value, length, templates,
 from emulator.trace.fault import Fault
 from emulator.trace.match import Sequences, collective_faults
 from emulator.trace.pairs import pair_faults
+from emulator.trace.repeats import shorten
 from emulator.trace.schema import BlockUse, Op, RanksByAxis, Trace
 
 _MAX_RANKS = 2**24
 _MAX_ROWS = 50_000_000  # executions of one program, written out
 _MAX_TAG = 2**53
+_KEPT_INSTANCES = 16
 
 
 def load(path: Path | str, progress: Callable[[int, int], None] | None = None) -> Trace:
@@ -45,6 +47,7 @@ def faults(trace: Trace, source: str = "") -> Iterator[Fault]:
             yield fault
         if found:
             return
+    trace, _ = shorten(trace, _KEPT_INSTANCES)  # what all programs repeat alike agrees or not in its first instances
     try:
         unrolled = unroll(trace, source)
     except InputError as error:
