@@ -1,15 +1,19 @@
-"""What the ranks of the capture tests do, each in its own process (started by emulator.capture.real.run_ranks)."""
+"""What the ranks of the capture tests do, each in its own process (started by emulator.capture.processes.run_ranks)."""
 
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from emulator.capture import workload
@@ -144,3 +148,76 @@ def fail(rank: int, nproc: int, folder: Path, how: str) -> None:
         raise SystemExit(3)
     while True:
         torch.ones(1)
+
+
+# ---- all strategies in one set of processes
+
+
+def survey(rank: int, nproc: int, folder: Path, jobs: list[tuple[str, Path, list[str]]]) -> None:
+    """Train every job three steps: plain, with the last step recorded, and (where exact) in one process; leave behind
+    the captures, and how far the three agree."""
+    meet(rank, nproc, folder)
+    for name, path, arguments in jobs:
+        loaded = workload.load(path, arguments)
+        mesh = init_device_mesh("cpu", tuple(loaded.axes.values()), mesh_dim_names=tuple(loaded.axes))
+        plain, again, alone = (
+            train_fully(loaded, m, record=r) for m, r in ((mesh, False), (mesh, True), (None, False))
+        )
+        (folder / f"capture.{name}.{rank}").write_bytes(msgspec.msgpack.encode(again.capture))
+        shares = {key: share(value, alone.parameters[key], mesh) for key, value in plain.parameters.items()}
+        losses = mean_losses(plain, mesh)  # a pipeline has them on the rank of its last stage only
+        apart = [(a - b).abs().item() for a, b in zip(losses, alone.losses, strict=bool(losses))]
+        result = {
+            "same_losses": all(map(torch.equal, plain.losses, again.losses)),
+            "same_parameters": all(torch.equal(plain.parameters[key], again.parameters[key]) for key in shares),
+            "loss_error": max(apart, default=0.0),
+            "parameter_error": max((plain.parameters[key] - shares[key]).abs().max().item() for key in shares),
+            "parameters": len(shares),
+        }
+        (folder / f"result.{name}.{rank}").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@dataclass
+class Run:
+    losses: list[torch.Tensor]
+    parameters: dict[str, torch.Tensor]
+    capture: Any = None
+
+
+def train_fully(loaded: workload.Workload, mesh: Any, *, record: bool) -> Run:
+    job = loaded.module.build(loaded.config, mesh)
+    run = Run([], {})
+    for step in range(3):
+        tokens = loaded.module.batch(loaded.config, step)
+        with recording() if record and step == 2 else nullcontext() as session:
+            loss = loaded.module.train_step(job, tokens)
+        if session is not None:
+            run.capture = session.captured(dist.get_rank(), dist.get_world_size())
+        run.losses += [whole(loss)] if loss is not None else []
+    flat = isinstance(job.model, FullyShardedDataParallel)
+    with FullyShardedDataParallel.summon_full_params(job.model) if flat else nullcontext():
+        run.parameters = {
+            name.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", ""): whole(p).clone()
+            for name, p in job.model.named_parameters()
+        }
+    return run
+
+
+def mean_losses(run: Run, mesh: Any) -> list[torch.Tensor]:
+    """Mean over the ranks that have different data."""
+    means = [loss.double().clone() for loss in run.losses]
+    for axis in mesh.mesh_dim_names:
+        if axis not in ("pp", "tp") and mesh[axis].size() > 1:
+            for loss in means:
+                dist.all_reduce(loss, group=mesh[axis].get_group())
+                loss.div_(mesh[axis].size())
+    return means
+
+
+def share(mine: torch.Tensor, all_of_it: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """The part of a parameter of the whole model that this rank has: experts are dealt out over ``ep``."""
+    if mine.shape == all_of_it.shape:
+        return all_of_it
+    return all_of_it.chunk(mesh["ep"].size())[mesh["ep"].get_local_rank()]

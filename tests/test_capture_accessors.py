@@ -62,7 +62,7 @@ def test_groups_works_and_reduce_ops_come_out_of_their_boxes(fake_world: None) -
     assert accessors.group_ranks(dist.group.WORLD.group_name) == (0, 1, 2, 3)
     assert accessors.reduce_op(operation) == "avg"
     assert accessors.work(out[-1]) is work
-    assert issubclass(accessors.work_class(), dist.Work)
+    assert issubclass(accessors.work_classes()[0], dist.Work)
     assert accessors.default_store() is not None
 
 
@@ -86,7 +86,7 @@ def test_fsdp_holds_the_streams_we_name(fake_world: None) -> None:
     mesh = init_device_mesh("cpu", (4,))
     model = fully_shard(torch.nn.Linear(8, 8), mesh=mesh)
     model(torch.ones(1, 8))  # streams are made in the first forward
-    roles = [name for key, name in accessors.fsdp_streams().items() if key in stream_ids(model)]
+    roles = [name for key, name in accessors.fsdp_streams([]).items() if key in stream_ids(model)]
     assert sorted(roles) == sorted(accessors.FSDP_STREAMS.values())
     stream, _ = accessors.cpu_stream_types()
     assert isinstance(accessors.default_cpu_stream(), stream)

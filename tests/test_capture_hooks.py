@@ -193,3 +193,19 @@ def test_recomputation_under_checkpointing_has_its_own_phase() -> None:
     phases = [op.phase for op in session.tape.ops if op.op_class == "gemm"]
     # checkpointing stops recomputing before the last matmul: its result is not needed again
     assert phases == ["forward"] * 2 + ["recompute"] + ["backward"] * 4
+
+
+def test_index_put_counts_what_it_changes() -> None:
+    table, rows, columns = torch.zeros(50, 20), torch.tensor([1, 2, 3]), torch.tensor([0, 5, 7])
+    with recording() as session:
+        table[rows, columns] = torch.ones(3)
+        table[rows] = torch.ones(3, 20)
+        table[table > 0] = 2.0
+    puts = [op for op in session.tape.ops if op.name == "aten.index_put_"]
+    assert [op.bytes_written for op in puts] == [4 * 3, 4 * 60, 4 * 1000]  # a mask may change everything
+
+
+def test_reads_by_the_host_hold_it() -> None:
+    with recording() as session:
+        assert (torch.ones(2) * 3).tolist() == [3.0, 3.0]
+    assert [op.kind for op in session.tape.ops] == ["compute", "compute", "host_sync"]

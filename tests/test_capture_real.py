@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 import capture_ranks  # noqa: E402
 
 from emulator.capture.command import record_command  # noqa: E402
-from emulator.capture.real import run_ranks  # noqa: E402
+from emulator.capture.output import merge_folder  # noqa: E402
+from emulator.capture.processes import run_ranks  # noqa: E402
 from emulator.capture.workload import find  # noqa: E402
 from emulator.errors import InputError  # noqa: E402
 from emulator.trace import check  # noqa: E402
@@ -115,6 +116,21 @@ def test_a_script_of_ones_own_is_recorded_and_merged(tmp_path: Path) -> None:
     assert "first_step" not in trace.meta.notes
     assert not list(check.faults(trace))
     assert {path.name for path in tmp_path.iterdir()} == {"script.py", "own.json"}
+
+
+def test_ranks_can_leave_files_that_are_merged_later(tmp_path: Path) -> None:
+    setting = f"import os\nos.environ['EMU_RECORD_DIR'] = {str(tmp_path / 'ranks')!r}\n"
+    (tmp_path / "script.py").write_text(setting + SCRIPT)
+    with pytest.raises(InputError, match="without recording anything"):  # into the trace, that is
+        record_command(tmp_path / "own.json", str(tmp_path / "script.py"), [], nproc=2)
+    trace = merge_folder(tmp_path / "ranks", tmp_path / "own.json")
+    assert (trace.mesh.axes, trace.mesh.shape, trace.ranks) == (["data"], [2], [(2, 0)])
+    assert (trace.meta.model, trace.meta.params) == ("FSDPLinear", 72)
+    next((tmp_path / "ranks").iterdir()).unlink()
+    with pytest.raises(InputError, match="of 2 are missing"):
+        merge_folder(tmp_path / "ranks", tmp_path / "own.json")
+    with pytest.raises(InputError, match="no captures"):
+        merge_folder(tmp_path, tmp_path / "own.json")
 
 
 def test_a_script_without_a_hook_says_what_to_add(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ by name and version instead of failing somewhere deep; ``tests/test_capture_acce
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from emulator.errors import InputError
@@ -88,10 +90,13 @@ def reduce_op(value: Any) -> str:
     return next((name.lower() for name, member in members.items() if int(member) == number), str(number))
 
 
-def work_class() -> Any:
-    """The class whose ``wait`` every Python wait on a work calls."""
+def work_classes() -> list[Any]:
+    """The classes whose ``wait`` every Python wait on a work calls: the base class, and those that have their own."""
     _get(dist, "Work.wait")
-    return dist.Work
+    found = [dist.Work]
+    for kind in found:
+        found += [below for below in kind.__subclasses__() if below not in found]
+    return [kind for kind in found if kind is dist.Work or "wait" in vars(kind)]
 
 
 def default_store() -> Any:
@@ -112,6 +117,17 @@ def start_fake_world(rank: int, world: int) -> None:
     except ImportError:
         raise _moved("torch.testing._internal.distributed.fake_pg.FakeStore") from None
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+
+
+def groups_by_name() -> dict[str, Any]:
+    """The process groups that this process belongs to, in the order in which they were made."""
+    names = _get(dist, "distributed_c10d._world.pg_names")
+    return {name: group for group, name in names.items()}
+
+
+def name_group_also(name: str, group: Any) -> None:
+    """Let functional collectives find ``group`` under another name too."""
+    _get(torch, "_C._distributed_c10d._register_process_group")(name, group)
 
 
 # ---- autograd
@@ -135,6 +151,18 @@ def node_sequence_number(node: Any) -> int:
 def sequence_number() -> int:
     """How many backward nodes this thread has made so far."""
     return int(_get(torch, "autograd._get_sequence_nr")())
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """Run a function when the backward pass that runs now has ended."""
+    _get(torch, "autograd.Variable._execution_engine.queue_callback")(function)
+
+
+def bucket_assignment(tensors: Sequence[Any], caps: Sequence[int]) -> list[list[int]]:
+    """Indices of the tensors in each of DDP's buckets; ``caps`` are the bytes of the first bucket and of the others."""
+    assign = _get(dist, "_compute_bucket_assignment_by_size")
+    buckets, _limits = assign(list(tensors), list(caps), [], [])
+    return [list(bucket) for bucket in buckets]
 
 
 # ---- streams of the CPU "device", which FSDP2 goes through
@@ -165,14 +193,30 @@ FSDP_STREAMS = {
 }
 
 
-def fsdp_streams() -> dict[int, str]:
-    """``id`` of every stream that FSDP2 holds in this process, with its role. Several models have several of each."""
+FSDP1_STREAMS = {
+    "_unshard_stream": "fsdp.all_gather",
+    "_post_backward_stream": "fsdp.reduce_scatter",
+    "_pre_unshard_stream": "fsdp.all_gather_copy_in",
+    "_all_reduce_stream": "fsdp.all_reduce",
+}
+
+
+def fsdp_streams(roots: Iterable[nn.Module]) -> dict[int, str]:
+    """``id`` of every stream that FSDP holds in this process, with its role. Several models have several of each.
+
+    FSDP2 keeps them by itself; those of the first FSDP are attributes of its modules, below ``roots``.
+    """
     mapping = _get(torch.distributed, "_composable_state._module_state_mapping")  # module -> weak reference to state
     names: dict[int, str] = {}
     for reference in list(mapping.values()):
         context = getattr(reference(), "_comm_ctx", None)
         if context is not None and hasattr(context, "all_gather_stream"):
             names.update((id(_get(context, attribute)), name) for attribute, name in FSDP_STREAMS.items())
+    for root in roots:
+        for module in root.modules():
+            for attribute, name in FSDP1_STREAMS.items():
+                if (stream := getattr(module, attribute, None)) is not None:
+                    names[id(stream)] = name
     return names
 
 
@@ -199,7 +243,71 @@ def tracing_question() -> tuple[Any, str]:
     return module, "_are_we_tracing"
 
 
+# ---- pipelines
+
+
+STAGE_METHODS = {  # of a pipeline stage, each with the microbatch as its first argument -> phase of what it does
+    "forward_one_chunk": "forward",
+    "backward_one_chunk": "backward",
+    "backward_weight_one_chunk": "backward_weight",
+    "get_fwd_recv_ops": "forward",
+    "get_fwd_send_ops": "forward",
+    "get_bwd_recv_ops": "backward",
+    "get_bwd_send_ops": "backward",
+    "perform_reduce_grad": "backward",
+}
+
+
+def pipeline_stage() -> Any | None:
+    """The base class of pipeline stages, with the ``STAGE_METHODS``; None if this process has not imported pipelining
+    (which takes a while, and then it has no pipeline)."""
+    module = sys.modules.get("torch.distributed.pipelining.stage")
+    if module is None:
+        return None
+    stage = _get(module, "_PipelineStageBase")
+    for name in STAGE_METHODS:
+        _get(stage, name)
+    return stage
+
+
+def pipeline_schedule() -> Any | None:
+    """The base class of pipeline schedules, which computes the loss of a microbatch in ``_maybe_compute_loss``."""
+    module = sys.modules.get("torch.distributed.pipelining.schedules")
+    if module is None:
+        return None
+    schedule = _get(module, "_PipelineSchedule")
+    _get(schedule, "_maybe_compute_loss")
+    return schedule
+
+
+def agree_on_static_shapes(_schedule: Any, stages: list[Any], *_: Any) -> None:
+    """Stands in, in a fake world, for the first exchange of a pipeline, in which stages vote whether their shapes are
+    known: a vote needs data. All stages have to be made with ``input_args`` and ``output_args``."""
+    from torch.distributed.pipelining import stage as module  # noqa: PLC0415
+
+    for stage in stages:
+        stage._inference_mode = _get(module, "InferenceMode.STATIC")
+
+
+def pipeline_vote() -> tuple[Any, str]:
+    """The class and method that :func:`agree_on_static_shapes` replaces."""
+    from torch.distributed.pipelining import schedules  # noqa: PLC0415
+
+    schedule = _get(schedules, "_PipelineSchedule")
+    _get(schedule, "_warmup_p2p")
+    return schedule, "_warmup_p2p"
+
+
 # ---- fake tensors
+
+
+def tensor_types() -> list[Any]:
+    """The tensor classes whose ``tolist`` the host may call: plain ones and fake ones."""
+    try:
+        from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415
+    except ImportError:
+        raise _moved("torch._subclasses.fake_tensor.FakeTensor") from None
+    return [torch.Tensor, FakeTensor]
 
 
 @contextlib.contextmanager

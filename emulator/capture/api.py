@@ -9,6 +9,7 @@ Under torchrun every rank records, and rank 0 gathers the captures through the j
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from emulator.capture import accessors
-from emulator.capture.output import check_output, complete, save
+from emulator.capture.output import check_output, complete, save, save_rank
 from emulator.capture.session import RankCapture, Session, recording
 from emulator.capture.state import State
 from emulator.errors import InputError
@@ -31,6 +32,7 @@ from emulator.trace.schema import Meta
 P = ParamSpec("P")
 R = TypeVar("R")
 
+FOLDER = "EMU_RECORD_DIR"  # environment: every rank leaves a file there instead of sending its capture to rank 0
 GATHER_TIMEOUT = timedelta(minutes=5)
 _PART = 1 << 20  # bytes per entry of the job's store
 _redirected: Path | None = None
@@ -163,16 +165,19 @@ def _finish(session: Session, state: State | None, path: Path, *, first_step: bo
     capture = session.captured(rank, world)
     capture.first_step = first_step
     capture.mesh = _mesh(session, world)
+    capture.model = next((type(root).__name__ for root in session.tags.roots), "")
     if state is not None:
         capture.exec = state.section()
     content = state.contents() if state is not None else b""
     fake = joined and dist.get_backend() == "fake"
+    if folder := os.environ.get(FOLDER):
+        save_rank(Path(folder), capture)
+        return
     alone = world == 1 or fake
     captures, contents = ([capture], [content]) if alone else _gather(capture, content, path)
     if not captures:
         return
-    model = next((type(root).__name__ for root in session.tags.roots), "")
-    meta = complete(Meta(model=model, source="torch-fake" if fake else "torch"), captures, capture.mesh)
+    meta = complete(Meta(model=capture.model, source="torch-fake" if fake else "torch"), captures, capture.mesh)
     save(path, captures, contents if state is not None and not fake else [], capture.mesh, meta)
 
 
@@ -199,7 +204,7 @@ def _gather(capture: RankCapture, content: bytes, path: Path) -> tuple[list[Rank
             raise InputError(
                 f"rank {rank} recorded nothing within {GATHER_TIMEOUT.total_seconds():.0f} s",
                 source=str(path),
-                remedy="every rank has to enter emulator.record",
+                remedy=f"every rank has to enter emulator.record; with {FOLDER} set each leaves a file there",
             ) from None
         data, content = (
             b"".join(bytes(store.get(f"{key}/{number}")) for number in range(int(store.get(key)))) for key in keys

@@ -259,7 +259,7 @@ def _same_again(trace: Trace, ops: list[Op]) -> bool:
             op.kind, op.name, op.stream, op.module, op.layer,
         ):  # fmt: skip
             return False
-        again = Op(id=0, kind=op.kind, stream=op.stream)
+        again = Op(id=0, kind=op.kind, stream=op.stream, peer=op.peer, batch=op.batch)
         tape.add(again, after=deps)
         if again.deps != op.deps:
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -108,6 +109,18 @@ def nbytes(tensor: torch.Tensor) -> int:
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else min(size, 1)
     return count
+
+
+def changed_bytes(
+    target: torch.Tensor, indices: list[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
+) -> int | None:
+    """Bytes of ``target`` that ``index_put_`` changes; None where a mask decides, so that only the data can tell."""
+    given = [index for index in indices if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for index in given):
+        return None
+    rest = [size for i, size in enumerate(target.shape) if i >= len(indices) or indices[i] is None]
+    places = torch.broadcast_shapes(*(index.shape for index in given))
+    return target.element_size() * math.prod(places) * math.prod(rest)
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:

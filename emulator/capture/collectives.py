@@ -95,9 +95,7 @@ def _c10d(name: str, given: dict[str, Any]) -> Message | None:
     if "root_rank" in given:
         op.root = given["root_rank"]
     if name == "alltoall_base_":
-        op.splits_in, op.splits_out = (
-            _splits(given[f"{side}_split_sizes"], given[side], len(ranks)) for side in ("input", "output")
-        )
+        _split(op, given["input_split_sizes"], given["output_split_sizes"], inputs[0], outputs[0], len(ranks))
     elif name == "alltoall_":
         op.splits_in, op.splits_out = [nbytes(t) for t in inputs], [nbytes(t) for t in outputs]
     return Message(op, ranks, inputs, outputs, bool(given["async_op"]))
@@ -115,8 +113,7 @@ def _functional(name: str, given: dict[str, Any], out: Any) -> Message | None:
     if kind == "broadcast":
         op.root = given["src"]
     if kind == "all_to_all":
-        op.splits_in = _splits(given["input_split_sizes"], inputs[0], len(ranks))
-        op.splits_out = _splits(given["output_split_sizes"], outputs[0], len(ranks))
+        _split(op, given["input_split_sizes"], given["output_split_sizes"], inputs[0], outputs[0], len(ranks))
     return Message(op, ranks, inputs, outputs, is_async=True)
 
 
@@ -152,7 +149,16 @@ def _collective(name: str, kind: Collective, inputs: list[torch.Tensor], outputs
     )
 
 
-def _splits(sizes: list[int], tensor: torch.Tensor, members: int) -> list[int | float | Any]:
+def _split(
+    op: Op, sent: list[int], received: list[int], source: torch.Tensor, target: torch.Tensor, members: int
+) -> None:
+    """Say which part goes where in an all-to-all, unless all parts are equal."""
+    parts = _splits(sent, source, members), _splits(received, target, members)
+    if len({*parts[0], *parts[1]}) > 1:
+        op.splits_in, op.splits_out = parts
+
+
+def _splits(sizes: list[int], tensor: torch.Tensor, members: int) -> list[Any]:
     """Bytes per member of an all-to-all: torch gives rows of the tensor, or nothing for equal parts."""
     if not sizes:
         return [nbytes(tensor) // members] * members
@@ -163,9 +169,10 @@ def _splits(sizes: list[int], tensor: torch.Tensor, members: int) -> list[int | 
 def touches(tape: Tape, message: Message) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]]:
     """Storages a communication op reads, writes, and all of them.
 
-    c10d schemas do not say what is written, and a buffer must not be reused while it is on the wire, so for the order
-    of ops every tensor of the call counts as written.
+    c10d schemas do not say what is written. For the order of ops every tensor of a collective counts as written; what
+    is sent is read, and may be read by others meanwhile.
     """
     reads = [(tape.storages.id_of(t)[0], nbytes(t)) for t in message.inputs]
     writes = [(tape.storages.id_of(t)[0], nbytes(t)) for t in message.outputs]
-    return reads, writes, [storage for storage, _ in (*reads, *writes)]
+    touched = writes if message.op.kind == "send" else (*reads, *writes)
+    return reads, writes, [storage for storage, _ in touched]

@@ -57,8 +57,7 @@ def record_command(
     if world is not None:
         from emulator.capture import fake  # noqa: PLC0415
 
-        progress(f"recording one rank of a fake world of {world}")
-        return files.save_world(output, fake.capture_rank(loaded, 0), loaded)
+        return files.save_world(output, fake.capture_roles(loaded, progress), loaded)
     from emulator.capture import real  # noqa: PLC0415
 
     progress(f"recording {ranks} processes")

@@ -6,16 +6,19 @@ It only looks: ops run as they would without it, and their time on this machine 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import msgspec
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from emulator.capture import classify, collectives
+from emulator.capture import accessors, classify, collectives
 from emulator.capture.classify import nbytes, tensors
+from emulator.capture.patching import patched
+from emulator.capture.pipelines import Pipelines
 from emulator.capture.streams import StreamPlan
 from emulator.capture.tags import Tags
 from emulator.capture.tape import Tape, Touched
@@ -32,7 +35,7 @@ After = Callable[[int, Any, tuple[Any, ...], dict[str, Any], Any], None]
 class DispatchRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
     """Records while it is entered. ``groups`` collects the ranks of each communicator by the name used in ops."""
 
-    def __init__(self, tape: Tape, tags: Tags, streams: StreamPlan, waits: Waits) -> None:
+    def __init__(self, tape: Tape, tags: Tags, streams: StreamPlan, waits: Waits, pipelines: Pipelines) -> None:
         super().__init__()
         self.tape = tape
         self.groups: dict[str, tuple[int, ...]] = {}
@@ -41,6 +44,7 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not
         self._tags = tags
         self._streams = streams
         self._waits = waits
+        self._pipelines = pipelines
         self._paused = 0
         self._issued: dict[int, int] = {}  # storage -> functional collective that fills it
 
@@ -65,6 +69,29 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not
         return out
 
     @contextmanager
+    def host_reads(self) -> Iterator[None]:
+        """Patch ``Tensor.tolist``, which reads memory without any op (``item`` is an op)."""
+        with ExitStack() as patches:
+            for kind in accessors.tensor_types():
+                patches.enter_context(patched(kind, "tolist", self._read_by_host(kind.tolist)))
+            yield
+
+    def _read_by_host(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def tolist(tensor: torch.Tensor) -> Any:
+            if not self._paused and not isinstance(tensor, DTensor | AsyncCollectiveTensor):
+                self._host_sync("aten.tolist", [tensor])
+            with self.paused():
+                return original(tensor)
+
+        return tolist
+
+    def _host_sync(self, name: str, inputs: list[torch.Tensor]) -> int:
+        self.tape.notes["host_syncs"] += 1
+        reads = [(self.tape.storages.id_of(t)[0], nbytes(t)) for t in inputs]
+        op = Op(id=0, kind="host_sync", name=name, stream=self._streams.current(), **self._tags.fields())
+        return self.tape.add(op, reads=reads)
+
+    @contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing meanwhile: what runs is no work of the job (a backend's own copies, shape inference)."""
         self._paused += 1
@@ -78,11 +105,9 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not
         name = func._overloadpacket.__name__
         if func.namespace in COMMUNICATION:
             return self._communication(name, func, args, kwargs, out, inputs)
+        self._waits.before(self.tape.storages.id_of(tensor)[0] for tensor in inputs)
         if name in classify.HOST_SYNCS:
-            self.tape.notes["host_syncs"] += 1
-            reads = [(self.tape.storages.id_of(t)[0], nbytes(t)) for t in inputs]
-            op = Op(id=0, kind="host_sync", name=f"aten.{name}", stream=self._streams.current(), **self._tags.fields())
-            return self.tape.add(op, reads=reads)
+            return self._host_sync(f"aten.{name}", inputs)
         outputs = tensors(out)
         if name in classify.ALLOCATIONS:
             for tensor in outputs:
@@ -110,9 +135,7 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not
             shapes=[list(t.shape) for t in inputs],
             dtype=classify.dtype_name(first.dtype),
             attention=attention,
-            phase=phase,  # type: ignore[arg-type]
-            module=place.module,
-            layer=place.layer,
+            **self._tags.fields(),
         )
         return self.tape.add(op, reads=reads, writes=writes)
 
@@ -127,6 +150,10 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not
             buffer = collectives.named_arguments(func, args, kwargs)["all_gather_output"]
             sources = [(ids(t)[0], nbytes(t)) for t in inputs if t is not buffer]
             return sources, [(ids(part)[0], nbytes(part))]
+        if name == "index_put_" and (changed := classify.changed_bytes(*args, **kwargs)) is not None:
+            target = [(ids(args[0])[0], changed)]
+            adds = collectives.named_arguments(func, args, kwargs)["accumulate"]
+            return reads[1:] + (target if adds else []), target
         if name in classify.LOOKUPS:
             found = sum(nbytes(t) for t in outputs)
             reads[0] = (reads[0][0], min(reads[0][1], found))
@@ -160,8 +187,12 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not
         op.group = self._group(message.ranks)
         op.is_async = message.is_async
         op.stream = f"group:{op.group}" if message.is_async else issuing
-        phase, place = self._tags.now()
-        op.phase, op.module, op.layer = phase, place.module, place.layer  # type: ignore[assignment]
+        if op.kind == "collective":
+            fields = self._tags.fields()
+        else:
+            fields = self._tags.fields_of_message((*message.inputs, *message.outputs)[0])
+            op.batch = self._pipelines.batch
+        op = msgspec.structs.replace(op, **fields)
         last = self.tape.last_on(issuing)
         reads, writes, touched = collectives.touches(self.tape, message)
         after = [last] if message.is_async and last is not None else []

@@ -2,25 +2,43 @@
 
 Collectives do nothing (fake process group), tensors have shapes but no data (FakeTensorMode), so a model of any size
 runs through the real code of torch's parallelisms. Ranks of an SPMD job all play one role, so one of them is recorded
-and its program given to the world.
+and its program given to the world; where ranks differ along an axis (stages of a pipeline), one for each place on it.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from emulator.capture import accessors
+from emulator.capture.patching import patched
+from emulator.capture.processes import failure_of
+from emulator.capture.replicas import Replicas
 from emulator.capture.session import RankCapture, recording
-from emulator.capture.streams import patched
 from emulator.capture.workload import Workload
-from emulator.errors import InputError
+from emulator.errors import EmuError, InputError
+
+
+def known_values(tensor: FakeTensor) -> Any:
+    """``tolist`` of a fake tensor: what the job, which has an oracle for it, knows of the values."""
+    try:
+        return tensor.known_values
+    except AttributeError:
+        raise InputError(
+            "the job reads values of a tensor, and a fake world has none",
+            source="fake world",
+            remedy="set `tensor.known_values` (moe.py: --routing balanced or skewed), or record real processes",
+        ) from None
 
 
 class _LazyWaits(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
@@ -39,7 +57,38 @@ class _LazyWaits(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed
         return func(*args, **(kwargs or {}))
 
 
-def capture_rank(workload: Workload, rank: int) -> RankCapture:
+def capture_roles(workload: Workload, progress: Callable[[str], None] = lambda _text: None) -> list[RankCapture]:
+    """A capture of one rank of each role, in the order of the ranks: the one with place 0 on all other axes."""
+    extents = list(workload.axes.values())
+    places = [range(extent) if axis in workload.roles else range(1) for axis, extent in workload.axes.items()]
+    count = math.prod(map(len, places))
+    captures: list[RankCapture] = []
+    names: list[str] = []
+    for number, place in enumerate(itertools.product(*places)):
+        rank = sum(at * math.prod(extents[i + 1 :]) for i, at in enumerate(place))
+        progress(f"recording a fake world of {workload.world}: rank {rank}, {number + 1} of {count} roles")
+        try:
+            captures.append(capture_rank(workload, rank, names))
+        except EmuError:
+            raise
+        except Exception as error:  # whatever the workload raises
+            failure = failure_of(error)
+            raise InputError(f"rank {rank} failed: {failure.reason}", source=str(workload.path)) from error
+    return captures
+
+
+def _name_as_before(names: list[str], done: set[str]) -> None:
+    """Let this role's groups be found under the names that the first role's had: DTensor remembers, for as long as the
+    process lives, how it redistributes, group names included. Every role makes its groups in the same order."""
+    groups = accessors.groups_by_name()
+    names.extend(list(groups)[len(names) :])
+    for name, group in zip(names, groups.values(), strict=False):
+        if name not in groups and name not in done:
+            done.add(name)
+            accessors.name_group_also(name, group)
+
+
+def capture_rank(workload: Workload, rank: int, names: list[str] | None = None) -> RankCapture:
     """The second step of ``workload`` as ``rank`` of its world sees it.
 
     The first step fills torch's caches, with fake full-size tensors, and would count work that is not there. Raises
@@ -55,10 +104,17 @@ def capture_rank(workload: Workload, rank: int) -> RankCapture:
         with (
             accessors.meshes_outside_fake_mode(),
             patched(*accessors.tracing_question(), lambda: False),
+            patched(*accessors.pipeline_vote(), accessors.agree_on_static_shapes),
+            patched(FakeTensor, "tolist", known_values),
+            patched(nn.parallel, "DistributedDataParallel", Replicas),
             FakeTensorMode(allow_non_fake_inputs=True) as fake,
             _LazyWaits(),
         ):
+            names = [] if names is None else names  # of the groups of the first role that this process played
+            aliases: set[str] = set()
+            _name_as_before(names, aliases)
             job = module.build(config, mesh)
+            _name_as_before(names, aliases)
             first, second = (fake.from_tensor(tokens) for tokens in steps)
             module.train_step(job, first)
             with recording() as session:

@@ -1,4 +1,4 @@
-"""From captures of ranks to one trace: communicators named by mesh axis, equal programs kept once."""
+"""From captures of ranks to one trace: communicators and peers named by mesh axis, equal programs kept once."""
 
 from __future__ import annotations
 
@@ -8,48 +8,108 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from emulator.capture.session import RankCapture
-from emulator.trace.schema import Group, Mesh, Meta, Op, Program, Trace
+from emulator.trace.schema import Group, Mesh, Meta, Op, PerRank, Program, RankNumber, RanksByAxis, Trace
 
 GROUP_STREAM = "group:"  # prefix of a stream that belongs to a communicator, until that has its name
+Ints = NDArray[np.int64]
 
 
 def merge(captures: Sequence[RankCapture], axes: dict[str, int], meta: Meta) -> Trace:
-    """One trace of all ``captures``: either every rank of the mesh in order, or one that stands for all ranks alike.
+    """One trace of all ``captures``: of every rank of the mesh in order, or of one rank for each role.
 
-    ``axes`` are the mesh's axes with their extents, slowest first; ``meta`` gets the recorder's notes.
+    ``axes`` are the mesh's axes with their extents, slowest first. A role is a place on some of the axes, and its
+    capture is that of the rank with this place and 0 elsewhere.
     """
     mesh = Mesh(axes=list(axes), shape=list(axes.values()))
     names = group_names(captures, mesh)
-    groups: dict[str, Group] = dict(names.values())
     programs: dict[bytes, int] = {}
-    ranks: list[tuple[int, int]] = []
+    of_capture: list[int] = []
     kept: list[Program] = []
     for capture in captures:
         local = {key: names[tuple(members)][0] for key, members in capture.groups.items()}
-        ops = [_renamed(op, local) for op in capture.ops]
+        ops = [_renamed(op, local, capture.rank, mesh) for op in capture.ops]
         key = msgspec.json.encode(ops)
         if key not in programs:
             programs[key] = len(kept)
             kept.append(Program(ops=list(ops)))
-        program = programs[key]
-        if ranks and ranks[-1][1] == program:
-            ranks[-1] = (ranks[-1][0] + 1, program)
-        else:
-            ranks.append((1, program))
+        of_capture.append(programs[key])
+    ranks = _assigned(np.array(of_capture)[_capture_of_rank(captures, mesh)], mesh)
+    groups = dict(sorted(dict(names.values()).items()))
+    return Trace(mesh=mesh, programs=kept, ranks=ranks, meta=meta, groups=groups)
+
+
+# ---- which rank is what
+
+
+def coordinates(rank: int | Ints, mesh: Mesh) -> tuple[Any, ...]:
+    """Place of a rank (or of each of some) on the mesh."""
+    return np.unravel_index(rank, mesh.shape)
+
+
+def _capture_of_rank(captures: Sequence[RankCapture], mesh: Mesh) -> Ints:
+    """Index of the capture that stands for each rank: the one at the same place on the axes that the captures span."""
+    everyone = np.arange(int(np.prod(mesh.shape)))
     if len(captures) == 1:
-        ranks = [(int(np.prod(mesh.shape)), 0)]
-    return Trace(mesh=mesh, programs=kept, ranks=ranks, meta=meta, groups=dict(sorted(groups.items())))
+        return np.zeros_like(everyone)
+    where = coordinates(np.array([capture.rank for capture in captures]), mesh)
+    spanned = [i for i, places in enumerate(where) if len(set(places.tolist())) > 1]
+    index = {tuple(int(where[i][k]) for i in spanned): k for k in range(len(captures))}
+    places = coordinates(everyone, mesh)
+    return np.array([index[key] for key in zip(*(places[i].tolist() for i in spanned), strict=True)])
 
 
-def _renamed(op: Op, names: dict[str, str]) -> Op:
+def _assigned(programs: Ints, mesh: Mesh) -> list[tuple[int, int]] | RanksByAxis:
+    """Which rank runs which program, in the shortest form that says it."""
+    if len(np.unique(programs)) == 1:
+        return [(len(programs), int(programs[0]))]
+    places = coordinates(np.arange(len(programs)), mesh)
+    for axis, extent, place in zip(mesh.axes, mesh.shape, places, strict=True):
+        first = [int(programs[np.argmax(place == i)]) for i in range(extent)]
+        if np.array_equal(np.array(first)[place], programs):
+            return RanksByAxis(axis=axis, programs=first)
+    starts = np.flatnonzero(np.diff(programs, prepend=-1))
+    counts = np.diff([*starts, len(programs)])
+    return [(int(count), int(programs[start])) for start, count in zip(starts, counts, strict=True)]
+
+
+def per_rank(values: Sequence[int], captures: Sequence[RankCapture], axes: dict[str, int]) -> RankNumber:
+    """A number that each capture has one of, as the trace says it: one number, or a table over the axes it needs."""
+    if len(set(values)) == 1:
+        return values[0]
+    mesh = Mesh(axes=list(axes), shape=list(axes.values()))
+    table = np.array(values)[_capture_of_rank(captures, mesh)].reshape(mesh.shape)
+    needed = [i for i in range(table.ndim) if (np.take(table, [0], axis=i) != table).any()]
+    picked = table[tuple(slice(None) if i in needed else 0 for i in range(table.ndim))]
+    return PerRank(axes=[mesh.axes[i] for i in needed], values=picked.tolist())
+
+
+# ---- names
+
+
+def _renamed(op: Op, names: dict[str, str], rank: int, mesh: Mesh) -> Op:
     changes: dict[str, Any] = {}
     if op.group:
         changes["group"] = names[op.group]
     if op.stream.startswith(GROUP_STREAM):
         changes["stream"] = names[op.stream.removeprefix(GROUP_STREAM)]
+    if isinstance(op.peer, int):
+        changes["peer"] = _offset(rank, op.peer, mesh)
     return msgspec.structs.replace(op, **changes) if changes else op
+
+
+def _offset(rank: int, peer: int, mesh: Mesh) -> dict[str, int]:
+    """How to get from ``rank`` to ``peer`` along the axes, the short way round."""
+    steps = {}
+    for axis, extent, here, there in zip(
+        mesh.axes, mesh.shape, coordinates(rank, mesh), coordinates(peer, mesh), strict=True
+    ):
+        step = int(there - here) % extent
+        if step:
+            steps[axis] = step - extent if 2 * step > extent else step
+    return steps or {mesh.axes[-1]: 0}
 
 
 def group_names(captures: Sequence[RankCapture], mesh: Mesh) -> dict[tuple[int, ...], tuple[str, Group]]:
@@ -72,7 +132,7 @@ def group_names(captures: Sequence[RankCapture], mesh: Mesh) -> dict[tuple[int, 
 def _axes_of(members: tuple[int, ...], rank: int, mesh: Mesh) -> list[str] | None:
     """The axes along which ``members`` run through ``rank``, in mesh order; None if they are no such set of ranks."""
     grid = np.arange(int(np.prod(mesh.shape))).reshape(mesh.shape)
-    here = np.unravel_index(rank, mesh.shape)
+    here = coordinates(rank, mesh)
     wide = [i for i, extent in enumerate(mesh.shape) if extent > 1]
     for count in range(len(wide) + 1):
         for chosen in combinations(wide, count):

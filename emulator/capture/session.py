@@ -14,7 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from emulator.capture import accessors
 from emulator.capture.dispatch import DispatchRecorder
-from emulator.capture.streams import StreamPlan, patched
+from emulator.capture.patching import patched
+from emulator.capture.pipelines import Pipelines
+from emulator.capture.streams import StreamPlan
 from emulator.capture.tags import Tags
 from emulator.capture.tape import Tape
 from emulator.capture.waits import Waits
@@ -39,6 +41,7 @@ class RankCapture(msgspec.Struct):
     mesh: dict[str, int] = {}  # axes and extents, if the process knows them
     exec: dict[str, Any] | None = None
     first_step: bool = False
+    model: str = ""  # name of the model's class
 
 
 class Session:
@@ -46,10 +49,11 @@ class Session:
 
     def __init__(self) -> None:
         self.tape = Tape()
-        self.tags = Tags()
+        self.pipelines = Pipelines()
+        self.tags = Tags(self.pipelines)
         self.streams = StreamPlan(self.tape, self.tags)
         self.waits = Waits(self.tape, self.tags, self.streams)
-        self.recorder = DispatchRecorder(self.tape, self.tags, self.streams, self.waits)
+        self.recorder = DispatchRecorder(self.tape, self.tags, self.streams, self.waits, self.pipelines)
 
     def captured(self, rank: int, world: int) -> RankCapture:
         """What was recorded, with the bytes that models and optimizers hold."""
@@ -81,10 +85,12 @@ def recording() -> Iterator[Session]:
         session = Session()
         with ExitStack() as hooks:
             hooks.enter_context(session.tags)
+            hooks.enter_context(session.pipelines.recording())
             hooks.enter_context(session.streams.recording())
             hooks.enter_context(session.waits.recording(session.recorder.paused))
             hooks.enter_context(_shape_inference(session.recorder))
             hooks.enter_context(_resizes(session.tape))
+            hooks.enter_context(session.recorder.host_reads())
             hooks.enter_context(session.recorder)
             yield session
     finally:

@@ -30,11 +30,14 @@ class State:
 
     def __init__(self, session: Session) -> None:
         self._tape: Tape = session.tape
+        self._tags = session.tags
         self._tensors: dict[tuple[Any, ...], int] = {}
         self._calls: list[dict[str, Any]] = []
         self._sizes: dict[int, int] = {}
         self._outside: dict[int, torch.UntypedStorage] = {}  # storages that were there before the step
         self._contents: dict[int, torch.Tensor] = {}
+        self._given: dict[int, str] = {}  # what the optimizer is given by the op that runs now: tensor -> digest
+        self._optimized: set[int] = set()  # storages that the optimizer wrote
         session.recorder.before = self._before
         session.recorder.after = self._after
 
@@ -59,6 +62,13 @@ class State:
                 storage = tensor.untyped_storage()
                 self._outside[number] = storage
                 self._contents[number] = _bytes_of(storage).clone()
+        self._given = {}
+        if self._tags.now()[0] == "optimizer":  # gradients above all: they do not outlive the step
+            self._given = {
+                self._place(tensor): digest(tensor)
+                for tensor in tensors((args, kwargs))
+                if self._tape.storages.id_of(tensor)[0] not in self._optimized
+            }
 
     def _after(self, op: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if (
@@ -66,6 +76,8 @@ class State:
             and named_arguments(func, args, kwargs).get("dropout_p") != 0.0
         ):
             self._tape.notes["random_ops_not_repeatable"] += 1
+        if self._tape.ops[op].phase == "optimizer":
+            self._optimized.update(storage for storage, _ in self._tape.ops[op].writes)  # type: ignore[misc]
         self._calls.append(
             {
                 "op": op,
@@ -73,6 +85,7 @@ class State:
                 "args": [self._encode(arg) for arg in args],
                 "kwargs": {name: self._encode(value) for name, value in kwargs.items()},
                 "out": [self._place(leaf) for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)],
+                **({"read": {str(index): found for index, found in self._given.items()}} if self._given else {}),
             }
         )
 
@@ -107,9 +120,11 @@ class State:
         return {"unknown": type(value).__name__}
 
 
-def digest(content: torch.Tensor) -> str:
-    """Digest of bytes (a uint8 tensor)."""
-    return hashlib.blake2b(content.numpy().tobytes(), digest_size=8).hexdigest()
+def digest(tensor: torch.Tensor) -> str:
+    """Digest of a tensor's bytes, in the order of its elements."""
+    flat = tensor.detach().contiguous().flatten()
+    whole = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return hashlib.blake2b(whole, digest_size=8).hexdigest()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

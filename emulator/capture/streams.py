@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from emulator.capture import accessors
+from emulator.capture.patching import patched
 from emulator.capture.tags import Tags
 from emulator.capture.tape import Tape
 
@@ -43,7 +44,7 @@ class StreamPlan:
         key = id(stream)
         if key not in self._names:
             self._held.append(stream)
-            role = accessors.fsdp_streams().get(key, "stream")
+            role = accessors.fsdp_streams(self._tags.roots).get(key, "stream")
             self._names[key] = f"{role}.{self._roles[role]}" if self._roles[role] else role
             self._roles[role] += 1
         return self._names[key]
@@ -82,18 +83,3 @@ class StreamPlan:
     def _wait(self, stream: str, target: int | None) -> None:
         if target is not None:
             self._tape.wait(stream, target, self._tags.fields())
-
-
-@contextmanager
-def patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """Replace an attribute and put back exactly what was there, absence included."""
-    missing = object()
-    original = vars(owner).get(name, missing)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        if original is missing:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)

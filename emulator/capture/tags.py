@@ -19,8 +19,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from emulator.capture import accessors
+from emulator.capture.pipelines import Pipelines
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h|block|layer)\.(\d+)(?=\.|$)")
+
+_WRAPPERS = re.compile(r"(^|\.)(?:module|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)")
 
 _NO_NUMBER = 1 << 63  # gradient accumulators carry the largest number there is: they stay with the op before them
 
@@ -40,6 +43,7 @@ LOSS = Place(context="loss")
 
 def place_of(path: str, module: nn.Module) -> Place:
     """Place of a module at ``path`` in its model."""
+    path = _WRAPPERS.sub("", path).lstrip(".")
     found = _LAYER.search(path)
     kind = type(module).__name__.lower()
     context = "norm" if "norm" in kind else "rope" if "rotary" in kind or "rope" in kind else ""
@@ -49,7 +53,8 @@ def place_of(path: str, module: nn.Module) -> Place:
 class Tags:
     """Follows modules, the backward pass and optimizers by torch's global hooks while it is entered."""
 
-    def __init__(self) -> None:
+    def __init__(self, pipelines: Pipelines) -> None:
+        self._pipelines = pipelines
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models seen
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.first_step = False  # an optimizer made its state
@@ -80,6 +85,13 @@ class Tags:
 
     def now(self) -> tuple[str, Place]:
         """Phase and place of an op that is issued now."""
+        phase, place = self._now()
+        chunk = self._pipelines.chunk
+        if chunk is None or chunk.phase == "forward" or phase == "recompute":
+            return phase, place
+        return chunk.phase, place if phase == "backward" else OUTSIDE
+
+    def _now(self) -> tuple[str, Place]:
         if accessors.in_backward():
             if self._stack:  # a forward inside the backward: activation checkpointing
                 return "recompute", self._stack[-1]
@@ -95,9 +107,18 @@ class Tags:
         return "forward", self._stack[-1] if self._stack else self._rest
 
     def fields(self) -> dict[str, Any]:
-        """Phase, module and layer of an op that is issued now, as fields of an op."""
+        """Phase, module, layer, stage and microbatch of an op that is issued now, as fields of an op."""
         phase, place = self.now()
-        return {"phase": phase, "module": place.module, "layer": place.layer}
+        fields = {"phase": phase, "module": place.module, "layer": place.layer}
+        chunk = self._pipelines.chunk
+        return fields | {"stage": chunk.stage, "microbatch": chunk.microbatch} if chunk is not None else fields
+
+    def fields_of_message(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """The same for a send or receive of a tensor: in a pipeline, those of the chunk that it is for."""
+        chunk = self._pipelines.chunk_of(tensor)
+        if chunk is None or chunk is self._pipelines.chunk:
+            return self.fields()
+        return {"phase": chunk.phase, "stage": chunk.stage, "microbatch": chunk.microbatch}
 
     def _mark(self) -> None:
         place = self._stack[-1] if self._stack else self._rest

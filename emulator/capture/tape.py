@@ -61,6 +61,13 @@ class Storages:
         self._renewed.add(storage._cdata)
 
 
+def lane_of(op: Op) -> str:
+    """What orders an op: its stream, or, for a lone send or receive, the peer and direction (those do not wait for
+    each other, though they share a stream)."""
+    lone = op.kind in ("send", "recv") and op.batch is None
+    return f"{op.stream} {op.kind} {op.peer}" if lone else op.stream
+
+
 class Tape:
     """Ops of one rank in the order the host issued them. ``notes`` counts what was left out or guessed."""
 
@@ -68,8 +75,10 @@ class Tape:
         self.ops: list[Op] = []
         self.storages = Storages()
         self.notes: Counter[str] = Counter()
-        self._last: dict[str, int] = {}  # stream -> its last op
-        self._seen: dict[str, dict[str, int]] = {}  # stream -> other stream -> last op of it that it waited for
+        self._lane: list[str] = []  # of each op
+        self._lanes: dict[str, set[str]] = {}  # stream -> lanes of lone messages on it
+        self._last: dict[str, int] = {}  # lane -> its last op
+        self._seen: dict[str, dict[str, int]] = {}  # lane -> other lane -> last op of it that it waited for
         self._seen_by: list[dict[str, int]] = []  # the same as it stood at each op (shared, never changed in place)
         self._writer: dict[int, int] = {}  # storage -> op that wrote it last
         self._readers: dict[int, list[int]] = {}  # storage -> ops that read it since
@@ -107,17 +116,31 @@ class Tape:
         for storage, _ in reads:
             if storage not in written:
                 self._readers.setdefault(storage, []).append(index)
-        deps = self._needed(op.stream, deps)
-        self._wait_for(op.stream, deps)
-        unguarded = self._needed(op.stream, data)
+        lane = self._enter_lane(op)
+        deps = self._needed(lane, deps)
+        self._wait_for(lane, deps)
+        unguarded = self._needed(lane, data)
         if unguarded:
             self.notes["data_dependencies_without_a_wait"] += len(unguarded)
-            self._wait_for(op.stream, unguarded)
+            self._wait_for(lane, unguarded)
         op.deps = sorted(deps | unguarded)
         self.ops.append(op)
-        self._seen_by.append(self._seen.setdefault(op.stream, {}))
-        self._last[op.stream] = index
+        self._lane.append(lane)
+        self._seen_by.append(self._seen.setdefault(lane, {}))
+        self._last[lane] = index
         return index
+
+    def _enter_lane(self, op: Op) -> str:
+        """The op's lane, which has seen what comes before the op on its stream: a lone message follows all but other
+        lone messages, anything else follows those too."""
+        lane = lane_of(op)
+        if lane == op.stream:
+            before = [self._last[other] for other in self._lanes.get(op.stream, ())]
+        else:
+            self._lanes.setdefault(op.stream, set()).add(lane)
+            before = [self._last[op.stream]] if op.stream in self._last else []
+        self._wait_for(lane, self._needed(lane, set(before)))
+        return lane
 
     def wait(self, stream: str, target: int | None, tags: dict[str, Any], *, touched: Sequence[int] = ()) -> None:
         """Block a stream until op ``target`` is done; left out (and counted) if order or earlier waits imply it."""
@@ -126,27 +149,27 @@ class Tape:
         else:
             self.notes["waits_without_effect"] += 1
 
-    def _needed(self, stream: str, ops: set[int]) -> set[int]:
-        """Those of ``ops`` that order on the stream and earlier waits do not imply, and none that another implies."""
-        seen = self._seen.get(stream, {})
+    def _needed(self, lane: str, ops: set[int]) -> set[int]:
+        """Those of ``ops`` that order on the lane and earlier waits do not imply, and none that another implies."""
+        seen = self._seen.get(lane, {})
         latest: dict[str, int] = {}
         for op in ops:
-            other = self.ops[op].stream
-            if other != stream and op > seen.get(other, -1) and op > latest.get(other, -1):
+            other = self._lane[op]
+            if other != lane and op > seen.get(other, -1) and op > latest.get(other, -1):
                 latest[other] = op
         return {
             op
             for op in latest.values()
-            if not any(self._seen_by[more].get(self.ops[op].stream, -1) >= op for more in latest.values() if more != op)
+            if not any(self._seen_by[more].get(self._lane[op], -1) >= op for more in latest.values() if more != op)
         }
 
-    def _wait_for(self, stream: str, ops: set[int]) -> None:
+    def _wait_for(self, lane: str, ops: set[int]) -> None:
         if not ops:
             return
-        seen = dict(self._seen.get(stream, {}))
+        seen = dict(self._seen.get(lane, {}))
         for op in ops:
-            other = self.ops[op].stream
+            other = self._lane[op]
             for behind, index in (*self._seen_by[op].items(), (other, op)):
-                if behind != stream and index > seen.get(behind, -1):
+                if behind != lane and index > seen.get(behind, -1):
                     seen[behind] = index
-        self._seen[stream] = seen
+        self._seen[lane] = seen

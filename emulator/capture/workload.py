@@ -20,12 +20,14 @@ CONTRACT = ("add_arguments", "build", "batch", "train_step")
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload with its options parsed. ``axes`` are the extents of its mesh, slowest first."""
+    """A workload with its options parsed. ``axes`` are the extents of its mesh, slowest first; along those in ``roles``
+    ranks do different work."""
 
     path: Path
     module: Any
     config: argparse.Namespace
     axes: dict[str, int]
+    roles: tuple[str, ...] = ()
 
     @property
     def world(self) -> int:
@@ -66,13 +68,18 @@ def load(path: Path, arguments: Sequence[str]) -> Workload:
         raise InputError("not a Python module", source=str(path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # modules beside it are found as by a script
+        sys.path.insert(0, folder)
     spec.loader.exec_module(module)
     parser = _Parser(prog=path.name, description=(module.__doc__ or "").partition("\n")[0])
     module.add_arguments(parser)
     parser.source = str(path)
     config = parser.parse_args(list(arguments))
-    mesh_axes = getattr(module, "mesh_axes", None)
-    return Workload(path, module, config, mesh_axes(config) if mesh_axes is not None else {})
+    mesh_axes, roles = getattr(module, "mesh_axes", None), getattr(module, "roles", None)
+    axes = mesh_axes(config) if mesh_axes is not None else {}
+    different = tuple(roles(config)) if roles is not None else ()
+    return Workload(path, module, config, axes, different)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from emulator import __version__
-from emulator.cli import record, report, run, topo, trace, view
+from emulator.cli import collective, compare, export, record, report, run, topo, trace, verify, view
 from emulator.errors import EmuError
 
 # What typer raises for a wrong command line; its base is the same class whichever click typer brings along.
-_UsageError = typer.BadParameter.__mro__[1]
+_UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
+
+_INTERRUPTED = 130
 
 app = typer.Typer(
     name="emu",
@@ -34,6 +36,11 @@ app.command(
 )(record.record)
 app.command("view")(view.view)
 app.command("report")(report.report)
+app.command("compare")(compare.compare)
+app.command("export")(export.export)
+app.command("collective")(collective.collective)
+# What a workload behind `verify` takes is not known here.
+app.command("verify", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(verify.verify)
 app.add_typer(topo.app, name="topo")
 app.add_typer(trace.app, name="trace")
 
@@ -58,6 +65,8 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a name that the terminal's encoding lacks is no reason to fail
     try:
         code = app(standalone_mode=False)
+        if code == _INTERRUPTED:  # typer answers Ctrl-C with this code and no word
+            raise KeyboardInterrupt
         sys.stdout.flush()
     except EmuError as error:
         _say(str(error), error.remedy)
@@ -69,7 +78,7 @@ def main() -> None:
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted; nothing was written", "")
-        code = 130
+        code = _INTERRUPTED
     except BrokenPipeError:  # the reader (`| head`) has gone: nothing more to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
