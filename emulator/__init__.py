@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from emulator.api import run as run
-    from emulator.capture import Recorder as Recorder, record as record
+    from emulator.capture import Recorder as Recorder
+    from emulator.capture import record as record
     from emulator.many import run_many as run_many
     from emulator.many import sweep as sweep
     from emulator.result.io import read as read_result

@@ -37,7 +37,7 @@ def recv(id, peer, size, *, stream="p2p", deps=(), **more):
 
 
 def job(axes, *programs, ranks=None, groups=None, blocks=None):
-    """A trace on a mesh ``{axis: size}``; groups default to one per axis; ranks to one program each, or all the same."""
+    """A trace on a mesh ``{axis: size}``; groups default to one per axis, ranks to one program each or all the same."""
     world = int(np.prod(list(axes.values())))
     if ranks is None:
         ranks = [(world, 0)] if len(programs) == 1 else [(1, p) for p in range(len(programs))]
@@ -95,7 +95,7 @@ def parts(found, rank=0):
 
 
 def pipeline(stages, microbatches, forward=1e-3, backward=2e-3, size=10**6, world=None):
-    """1F1B: per stage some forwards, then forward and backward in turn (one repeated block), then the backwards left."""
+    """1F1B: some forwards, then forward and backward in turn (one repeated block), then the backwards left."""
     programs, blocks = [], {}
 
     def part(ids, stage, direction, seconds):
