@@ -24,6 +24,7 @@ from emulator.topology.load import load as load_topology
 from emulator.trace.check import load as load_trace
 from emulator.trace.expand import templates
 from emulator.trace.io import SUFFIXES
+from emulator.trace.mesh import per_rank
 from emulator.trace.schema import Trace
 from emulator.units import format_seconds
 
@@ -147,6 +148,7 @@ def _result(job: OpenJob, replay: Replay) -> Result:
             file=job.name, model=meta.model, parallel=meta.parallel, dtype=meta.dtype, source=meta.source,
             params=float(meta.params), tokens_per_step=float(meta.tokens_per_step), model_flops=float(meta.model_flops),
             model_flops_note=meta.model_flops_note, mesh_axes=trace.mesh.axes, mesh_shape=trace.mesh.shape,
+            resident={kind: float(per_rank(trace, size).max()) for kind, size in meta.resident.items()},
         ),
         topology=TopologyInfo(
             name=topology.name, built=topology.built, accelerators=topology.accelerators, links=topology.links,

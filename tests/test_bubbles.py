@@ -9,6 +9,7 @@ from jobs import compute, job, recv, replay, send, star, wait
 from made_results import gpipe
 
 from emulator.report.bubbles import CAUSES
+from emulator.report.history import History
 from emulator.report.partition import fill
 from emulator.report.pieces import pipeline_phase
 from emulator.result.build import Span, result
@@ -199,3 +200,30 @@ def test_causes_add_up_on_any_pipeline(tmp_path_factory, stages, microbatches, k
         assert min(getattr(ranks.bubble, f"{cause}_seconds") for cause in CAUSES) >= 0
     path = made.path
     assert path and float((path.end - path.start).sum()) == pytest.approx(made.step_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
+def test_work_taken_in_one_step_gives_what_every_op_by_itself_gives(tmp_path, monkeypatch, kind) -> None:
+    """Four ops to a microbatch: walking back over all of them at once must not change a cause."""
+    times = [(1.0, 2.0), (2.0, 3.5), (1.0, 2.0)]
+    trace = pipeline(3, 6, kind, times, size=SECOND // 7)
+    for program in trace.programs:
+        program.ops = [
+            part
+            for op in program.ops
+            for part in (
+                [compute(1000 * (i + 1) + op.id, op.duration / 4, phase=op.phase, microbatch=op.microbatch)
+                 for i in range(3)] + [compute(op.id, op.duration / 4, phase=op.phase, microbatch=op.microbatch)]
+                if op.kind == "compute" else [op]
+            )
+        ]  # fmt: skip
+    found = as_result(replay(trace, star(tmp_path, 3)))
+    fast = [causes(ranks) for ranks in fill(found).ranks]
+    whole = History.walk_back
+
+    def op_by_op(history, target, **options):
+        return whole(history, target, **options | {"whole_work": False})
+
+    monkeypatch.setattr(History, "walk_back", op_by_op)
+    assert [causes(ranks) for ranks in fill(found).ranks] == [pytest.approx(own) for own in fast]
+    assert all("imbalance" in own for own in (fast[0], fast[2]))

@@ -31,8 +31,7 @@ def record_command(
     ``progress`` is told, in a few words, what is going on. Raises InputError with one line on anything wrong: torch
     missing, options, sizes that do not fit, a failing rank, ``time_limit`` seconds passed.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise InputError("recording needs torch", source="emu record", remedy="pip install 'emu-cluster[torch]'")
+    require_torch()
     if nproc is not None and world is not None:
         raise InputError("give --nproc (real processes) or --world (a fake world), not both", source="emu record")
     if with_state and world is not None:
@@ -99,3 +98,9 @@ def _record_script(
     if not output.exists() or output.stat().st_mtime_ns == before:
         raise InputError("the script ended without recording anything", source=str(path), remedy=hook)
     return io.read(output)
+
+
+def require_torch() -> None:
+    """Raise InputError, with what to install, where torch is missing."""
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("recording needs torch", source="emu", remedy="pip install 'emu-cluster[torch]'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -44,3 +45,20 @@ def check(trace: Annotated[str, _TRACE]) -> None:
         more = f" ({len(found) - _LISTED} more than shown)" if len(found) > _LISTED else ""
         raise AnswerIsNo(f"{len(found)} faults{more}", source=str(path))
     print(f"{path}: no faults")
+
+
+@app.command("merge")
+def merge(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where the ranks left their captures (EMU_RECORD_DIR).")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Trace to write: .json, .json.gz or .json.zst.")],
+) -> None:
+    """Merge what the ranks of a job recorded into one trace."""
+    from emulator.capture.command import require_torch  # noqa: PLC0415
+
+    require_torch()
+    from emulator.capture.output import merge_folder  # noqa: PLC0415  (torch)
+
+    trace = merge_folder(folder, output)
+    print(f"{output}: {trace.world_size} ranks, {len(trace.programs)} programs")

@@ -14,10 +14,12 @@ from emulator.replay.programs import Items
 from emulator.replay.tables import Tables
 from emulator.result.schema import CollectiveUse, Labels, OpTable, RankClass, Timeline
 from emulator.trace.mesh import describe_ranks
-from emulator.trace.schema import Op
+from emulator.trace.schema import Op, PerRank, RankNumber
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+_MEMORY_SIGN = {"alloc": 1, "free": -1}
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class TextColumns:
             "time_source": sources,
             "peer": [_peer(op) for op in ops],
         }
+        if any(op.kind in _MEMORY_SIGN for op in ops):
+            texts["category"] = [op.category for op in ops]
         columns = {}
         for name, values in texts.items():
             distinct = sorted(set(values))
@@ -69,6 +73,7 @@ def op_table(items: Items, ops: list[Op], texts: TextColumns, uses: list[int], t
             names.append(plan.algorithm)
         algorithm[row] = names.index(plan.algorithm)
         size[row] = int(tables.variants.uses[uses[message]].bytes)
+    memory = np.array([_MEMORY_SIGN.get(op.kind, 0) * _most(op.bytes) for op in ops], dtype=np.int64)
     flops = np.array([0.0 if not isinstance(op.flops, int | float) else float(op.flops) for op in ops])
     return OpTable(
         algorithm=Labels(values=names, codes=algorithm),
@@ -80,7 +85,13 @@ def op_table(items: Items, ops: list[Op], texts: TextColumns, uses: list[int], t
         flops=flops[t],
         deps_ptr=items.all_deps_ptr,
         deps=items.all_deps,
+        memory_bytes=memory[t] if "category" in texts.columns else None,
     )
+
+
+def _most(number: RankNumber) -> int:
+    """A number, of one that differs between ranks the largest: what is asked is whether it fits."""
+    return int(np.max(np.asarray(number.values, dtype=np.float64)) if isinstance(number, PerRank) else number)
 
 
 def _peer(op: Op) -> str:

@@ -22,8 +22,7 @@ from math import fsum
 import numpy as np
 
 from emulator.report.history import History, Place, Stretch
-from emulator.report.kinds import pipeline_messages
-from emulator.report.pieces import BACKWARD, FORWARD, Pieces, pipeline_compute, uses_peers
+from emulator.report.pieces import Pieces
 from emulator.result.schema import Bubble
 
 _DEPTH = 100  # stages that a delay is followed through, one after the other
@@ -43,7 +42,8 @@ def bubble_causes(history: History, pieces: Sequence[Pieces], phase: tuple[float
     """
     waits = _Waits(history)
     return [
-        _causes(waits, i, own, phase) if uses_peers(history.ranks[i].table) else None for i, own in enumerate(pieces)
+        _causes(waits, i, own, phase) if history.ranks[i].spans.traits.uses_peers else None
+        for i, own in enumerate(pieces)
     ]
 
 
@@ -145,27 +145,27 @@ class Schedule:
     @staticmethod
     def of(history: History, rank_class: int) -> Schedule:
         """The schedule of one rank class."""
-        rank = history.ranks[rank_class]
-        rows = np.flatnonzero(pipeline_compute(rank.table) & rank.spans.computes)
-        rows = rows[np.argsort(rank.spans.start[rows], kind="stable")]
-        ordered, starts = rows.tolist(), rank.spans.start[rows].tolist()
-        directions = [_direction(phase) for phase in rank.table.phase.values]
-        of_row = [directions[code] for code in rank.table.phase.codes.tolist()]
-        units = list(zip(of_row, rank.table.microbatch.tolist(), strict=True))
+        spans = history.ranks[rank_class].spans
+        traits = spans.traits
+        rows = np.flatnonzero(traits.pipelined & spans.computes)
+        rows = rows[np.argsort(spans.start[rows], kind="stable")]
+        ordered, starts = rows.tolist(), spans.start[rows].tolist()
+        codes = traits.unit_codes[rows]
+        begins = np.arange(len(rows))
+        begins[1:][codes[1:] == codes[:-1]] = 0
         first: dict[str, float] = {}
-        begins: list[int] = []
-        for i, (row, start) in enumerate(zip(ordered, starts, strict=True)):
-            first.setdefault(of_row[row], start)
-            begins.append(begins[-1] if i and units[row] == units[ordered[i - 1]] else i)
+        for row, start in zip(ordered, starts, strict=True):
+            first.setdefault(traits.units[row][0], start)
+        forward = [row for row in ordered if traits.units[row][0] == "forward"]
         return Schedule(
             rows=ordered,
             starts=starts,
-            free=np.concatenate([[0.0], np.maximum.accumulate(rank.spans.end[rows])])[: len(rows)].tolist(),
-            begins=begins,
-            units=units,
-            messages=pipeline_messages(rank.table).tolist(),
+            free=np.concatenate([[0.0], np.maximum.accumulate(spans.end[rows])])[: len(rows)].tolist(),
+            begins=np.maximum.accumulate(begins).tolist(),
+            units=traits.units,
+            messages=traits.messages_listed,
             first=first,
-            last_forward=max((rank.end[row] for row in ordered if of_row[row] == "forward"), default=-np.inf),
+            last_forward=float(spans.end[forward].max()) if forward else -np.inf,
         )
 
     def next_after(self, moment: float, rounding: float) -> int | None:
@@ -183,15 +183,11 @@ class Schedule:
         return self.begins[position] if position >= 0 else -1
 
 
-def _direction(phase: str) -> str:
-    return "forward" if phase in FORWARD else "backward" if phase in BACKWARD else phase
-
-
 def _last_pipeline_op(history: History) -> Place:
     """The pipeline op that ends last."""
     ends = []
     for i, rank in enumerate(history.ranks):
-        rows = np.flatnonzero(pipeline_compute(rank.table) | pipeline_messages(rank.table))
+        rows = np.flatnonzero(rank.spans.traits.pipelined | rank.spans.traits.messages)
         rows = rows[~np.isnan(rank.spans.end[rows])]
         if len(rows):
             last = int(rows[np.argmax(rank.spans.end[rows])])
@@ -208,12 +204,12 @@ class _Way:
     def __init__(self, history: History, schedules: list[Schedule], target: Place, *, from_end: bool) -> None:
         self._history = history
         self._schedules = schedules
-        self._walk = history.walk_back(target, from_end=from_end)
+        self._walk = history.walk_back(target, from_end=from_end, whole_work=True)
         self._starts: list[float] = []  # negated, so that they rise
         self._stretches: list[Stretch] = []
         self._meanings: list[str] = []
         self._unit: list[int] = []  # stretches of the stage's work on one microbatch, whose meaning is not known yet
-        self._last_compute: Stretch | None = None  # of that work
+        self._first_compute: Place | None = None  # of that work
         self._ended = False
 
     def between(self, low: float, high: float) -> list[tuple[float, float, str, int]]:
@@ -259,7 +255,8 @@ class _Way:
             if stretch.what == "compute":
                 if self._unit and self._backlog(stretch):
                     self._settle("imbalance")
-                self._last_compute = stretch
+                first = self._history.ranks[stretch.rank_class].work_begins[stretch.row]
+                self._first_compute = (stretch.rank_class, first)
             if stretch.end > stretch.start:
                 self._unit.append(len(self._stretches))
             meaning = ""
@@ -275,17 +272,19 @@ class _Way:
 
         Not so within a microbatch (its backward follows its forward on the last stage), nor where a direction begins.
         """
-        later = self._last_compute
-        if later is None:
+        if self._first_compute is None:
             return False
-        schedule = self._schedules[later.rank_class]
-        direction, microbatch = schedule.units[later.row]
+        rank_class, row = self._first_compute
+        schedule = self._schedules[rank_class]
+        direction, microbatch = schedule.units[row]
         before, another = self._schedules[earlier.rank_class].units[earlier.row]
         if microbatch == another and (direction == before or microbatch >= 0):
             return False
-        return later.start > schedule.first.get(direction, -np.inf) + self._history.rounding
+        return (
+            self._history.ranks[rank_class].start[row] > schedule.first.get(direction, -np.inf) + self._history.rounding
+        )
 
     def _settle(self, meaning: str) -> None:
         for index in self._unit:
             self._meanings[index] = meaning
-        self._unit, self._last_compute = [], None
+        self._unit, self._first_compute = [], None

@@ -6,15 +6,13 @@ ends the gap, the op met at that instant. Where that is none in the right state,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
-from emulator.report.history import History, RankHistory, Stretch
-from emulator.report.kinds import kind_of_group
+from emulator.report.history import History, RankHistory
 from emulator.report.pieces import Pieces, covered
+from emulator.report.traits import Traits, traits_of
 from emulator.result.schema import ExposedKind, Floats, Ints, OpTable
 
 
@@ -29,37 +27,35 @@ class Exposure:
 def expose(history: History, rank_class: int, pieces: Pieces) -> Exposure:
     """Give the pieces of both exposed lines of one rank class to communication ops."""
     rank = history.ranks[rank_class]
-    found = {"transfer": np.zeros(len(rank.start)), "wait": np.zeros(len(rank.start))}
-    exposed = np.flatnonzero(pieces.on("exposed_transfer") | pieces.on("exposed_wait"))
-    lengths = pieces.lengths
-    transfers = pieces.on("exposed_transfer")
-    for consumer, chosen in _gaps(rank, pieces, exposed):
-        way = _way_back(history, rank_class, consumer, float(pieces.edges[chosen[0]]))
-        at = len(way) - 1
-        for piece in chosen:
-            middle = (pieces.edges[piece] + pieces.edges[piece + 1]) / 2
-            while at > 0 and way[at].end <= middle:
-                at -= 1
-            what = "transfer" if transfers[piece] else "wait"
-            seconds = float(lengths[piece])
-            if way and way[at].what == what and way[at].start <= middle < way[at].end:
-                found[what][way[at].row] += seconds
-            else:
-                rows = _in_state(rank, what, middle)
-                found[what][rows] += seconds / max(len(rows), 1)
-    return Exposure(**found)
+    exposed = np.flatnonzero(pieces.on("exposed_transfer") | pieces.on("exposed_wait"))[::-1]  # on the way back
+    middles = (pieces.edges[exposed] + pieces.edges[exposed + 1]) / 2
+    transfers = pieces.on("exposed_transfer")[exposed]
+    rows = np.array(_met(rank, pieces.edges[exposed + 1], middles.tolist()), dtype=np.int64)
+    transfer_starts, ends = rank.spans.transfer_start[rows], rank.spans.end[rows]
+    blamed = (rows >= 0) & rank.spans.communicates[rows] & (middles < np.where(transfers, ends, transfer_starts))
+    blamed &= ~transfers | (transfer_starts <= middles)
+    lengths = pieces.lengths[exposed]
+    found = [np.zeros(len(rank.start)), np.zeros(len(rank.start))]
+    for own, chosen in zip(found, (blamed & transfers, blamed & ~transfers), strict=True):
+        np.add.at(own, rows[chosen], lengths[chosen])
+    for piece in np.flatnonzero(~blamed).tolist():
+        sharing = _in_state(rank, bool(transfers[piece]), float(middles[piece]))
+        found[0 if transfers[piece] else 1][sharing] += lengths[piece] / max(len(sharing), 1)
+    return Exposure(*found)
 
 
-def by_kind(table: OpTable, exposure: Exposure) -> list[ExposedKind]:
-    """Exposed seconds by kind of communication, the costliest first; kinds add up to the lines."""
-    rows = np.flatnonzero((exposure.transfer > 0) | (exposure.wait > 0)).tolist()
-    found: dict[str, ExposedKind] = {}
-    for row in rows:
-        kind = kind_of_group(table.group[row], table.kind[row])
-        entry = found.setdefault(kind, ExposedKind(kind, 0.0, 0.0))
-        entry.transfer_seconds += float(exposure.transfer[row])
-        entry.wait_seconds += float(exposure.wait[row])
-    return sorted(found.values(), key=lambda entry: (-entry.transfer_seconds - entry.wait_seconds, entry.kind))
+def by_kind(table: OpTable, exposure: Exposure, traits: Traits | None = None) -> list[ExposedKind]:
+    """Exposed seconds by kind of communication, the costliest first; kinds add up to the lines.
+
+    ``traits`` of the table, where they have been worked out already.
+    """
+    traits = traits or traits_of(table)
+    cost = [
+        np.bincount(traits.kind_codes, seconds, len(traits.kinds)) for seconds in (exposure.transfer, exposure.wait)
+    ]
+    found = [ExposedKind(kind, float(cost[0][i]), float(cost[1][i])) for i, kind in enumerate(traits.kinds)]
+    found = [entry for entry in found if entry.transfer_seconds + entry.wait_seconds > 0]
+    return sorted(found, key=lambda entry: (-entry.transfer_seconds - entry.wait_seconds, entry.kind))
 
 
 def by_phase(history: History, rank_class: int, pieces: Pieces) -> dict[str, float]:
@@ -78,37 +74,35 @@ def by_phase(history: History, rank_class: int, pieces: Pieces) -> dict[str, flo
     return {phase: float(lengths[mask].sum()) for phase, mask in masks.items()}
 
 
-def _gaps(rank: RankHistory, pieces: Pieces, chosen: Ints) -> Iterator[tuple[int | None, list[int]]]:
-    """Pieces grouped by the compute op that ends their gap (None: there is none), in order of time."""
-    rows = np.flatnonzero(rank.spans.computes)
-    rows = rows[np.argsort(rank.spans.start[rows], kind="stable")]
-    position = np.searchsorted(rank.spans.start[rows], pieces.edges[chosen + 1]).tolist()
-    for place, group in groupby(zip(position, chosen.tolist(), strict=True), key=lambda pair: pair[0]):
-        yield (int(rows[place]) if place < len(rows) else None), [piece for _, piece in group]
+def _met(rank: RankHistory, ends: Floats, moments: list[float]) -> list[int]:
+    """For each moment, latest first, the row met there on the way back on the rank; -1 where that is none.
+
+    The way begins at the first compute op that starts at the end of the moment's piece or later (after the last: at the
+    last end of any op).
+    """
+    ran = np.flatnonzero(~np.isnan(rank.spans.end))
+    if not len(ran):
+        return [-1] * len(moments)
+    last = rank.seen_through(int(ran[np.argmax(rank.spans.end[ran])]))
+    computing = np.flatnonzero(rank.spans.computes)
+    computing = computing[np.argsort(rank.spans.start[computing], kind="stable")]
+    places = np.searchsorted(rank.spans.start[computing], ends).tolist()
+    consumers = computing.tolist()
+    start, end, most = rank.start, rank.end, len(rank.end)
+    found: list[int] = []
+    before, row, hops = -1, -1, 0
+    for place, moment in zip(places, moments, strict=True):
+        if place != before:
+            before, hops = place, 0
+            row = rank.source_of(consumers[place]) if place < len(consumers) else last
+        while row >= 0 and start[row] > moment and hops < most:
+            row, hops = rank.source_of(row), hops + 1
+        found.append(row if row >= 0 and start[row] <= moment < end[row] else -1)
+    return found
 
 
-def _way_back(history: History, rank_class: int, consumer: int | None, until: float) -> list[Stretch]:
-    """The way back on one rank from its consumer's start (None: from its last end), latest first."""
-    rank = history.ranks[rank_class]
-    if consumer is None:
-        ran = np.flatnonzero(~np.isnan(rank.spans.end))
-        if not len(ran):
-            return []
-        last = int(ran[np.argmax(rank.spans.end[ran])])
-        walk = history.walk_back((rank_class, last), local=True, from_end=True)
-    else:
-        walk = history.walk_back((rank_class, consumer), local=True)
-    way = []
-    for stretch in walk:
-        if stretch.end > stretch.start:
-            way.append(stretch)
-        if stretch.start <= until:
-            break
-    return way
-
-
-def _in_state(rank: RankHistory, what: str, moment: float) -> Ints:
-    """Communication ops that transfer, or wait for participants, at a moment."""
+def _in_state(rank: RankHistory, transfers: bool, moment: float) -> Ints:
+    """Communication ops that transfer, or else wait for participants, at a moment."""
     spans = rank.spans
-    low, high = (spans.transfer_start, spans.end) if what == "transfer" else (spans.start, spans.transfer_start)
+    low, high = (spans.transfer_start, spans.end) if transfers else (spans.start, spans.transfer_start)
     return np.flatnonzero(spans.communicates & (low <= moment) & (moment < high))

@@ -6,11 +6,12 @@ from emulator.units import format_bytes, format_flops, format_rate, format_secon
 
 rate = format_rate
 size = format_bytes
+_LEAST_SECONDS = 5e-12
 
 
 def seconds(value: float) -> str:
-    """A time, such as ``69 ms``."""
-    return format_seconds(value) if value else "0 s"
+    """A time, such as ``69 ms``; what would read 0.00 ns is ``0 s``."""
+    return format_seconds(value) if abs(value) >= _LEAST_SECONDS else "0 s"
 
 
 def flops(value: float) -> str:

@@ -6,15 +6,17 @@ which leads to another rank. Followed to the start of the step this is the criti
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from emulator.report.holding import COMMUNICATION, Mask, Spans, is_kind, spans_of
+from emulator.report.holding import Spans, spans_of
 from emulator.report.ranks import class_of_rank, peer_rank, rank_ranges
+from emulator.report.traits import Mask
 from emulator.result.schema import HELD_BY_HOST, HELD_BY_START, Ints, OpTable, Result, Timeline
 
 Place = tuple[int, int]  # rank class, row of its op table
@@ -23,8 +25,7 @@ Place = tuple[int, int]  # rank class, row of its op table
 class Stretch(NamedTuple):
     """A piece of a way back: row ``row`` of class ``rank_class`` did ``what`` from ``start`` to ``end`` (seconds).
 
-    ``what`` is compute, transfer, wait (for participants), host (its issue was awaited) or other (nothing in the
-    result explains the time).
+    ``what`` is compute, transfer, host (its issue was awaited) or other (nothing in the result explains the time).
     """
 
     rank_class: int
@@ -50,7 +51,75 @@ class RankHistory:
     receives: list[bool]
     passes: list[bool]  # waits and host synchronisations: they only hand on what they wait for
     syncs: list[int]  # rows, in order of issue
-    arrivals: dict[tuple[int, float], list[int]] = field(default_factory=dict)  # (group, posted at) -> rows
+    rounding: float
+
+    def posted_at(self, moment: float, group: int) -> list[int]:
+        """Communication rows of a group (a code of the table) that were posted at a moment."""
+        moments, rows = self._posted
+        low, high = bisect_left(moments, moment), bisect_right(moments, moment)
+        return [row for row in rows[low:high] if self.table.group.codes[row] == group]
+
+    @cached_property
+    def _posted(self) -> tuple[list[float], list[int]]:
+        """Communication rows in order of posting, and when that was."""
+        rows = np.flatnonzero(self.spans.communicates)
+        rows = rows[np.argsort(self.spans.start[rows], kind="stable")]
+        return self.spans.start[rows].tolist(), rows.tolist()
+
+    @cached_property
+    def source(self) -> list[int]:
+        """What each row waited for last, seen through waits that only hand on; or as ``holder``."""
+        found: list[int] = self._source.tolist()
+        return found
+
+    @cached_property
+    def work_begins(self) -> list[int]:
+        """For each compute row the first compute row of the work on its microbatch, as far back as that went on without
+        a break and without a participant to wait for; other rows name themselves.
+        """
+        spans, traits, source, own = self.spans, self.spans.traits, self._source, np.arange(len(self.end))
+        came_last = (spans.start >= spans.transfer_start - self.rounding) & ~np.array(self.receives, dtype=np.bool_)
+        works = spans.computes | (spans.communicates & ~traits.messages & came_last)
+        joined = works & (source >= 0) & works[source] & (traits.unit_codes == traits.unit_codes[source])
+        # Strictly earlier: so there is no way round in a circle.
+        joined &= (spans.end[source] >= spans.start - self.rounding) & (spans.start[source] < spans.start)
+        through = _followed(np.where(joined & ~spans.computes, source, own))  # collectives on the way
+        before = through[np.where(joined, source, own)]
+        begins: list[int] = _followed(np.where(spans.computes & spans.computes[before], before, own)).tolist()
+        return begins
+
+    @cached_property
+    def _source(self) -> Ints:
+        passed_on = np.array(self.passed_on, dtype=np.int64)
+        hands_on = np.array(self.passes, dtype=np.bool_) & (passed_on >= 0)
+        seen = _followed(np.where(hands_on, passed_on, np.arange(len(passed_on))))
+        holder = np.array(self.holder, dtype=np.int64)
+        return np.where(holder >= 0, seen[np.maximum(holder, 0)], holder) if len(holder) else holder
+
+    def source_of(self, row: int) -> int:
+        """What a row waited for last, seen through what only hands on: the host synchronisation after which the host
+        issued it, if it waited for the host. -1: nothing.
+        """
+        source = self.source[row]
+        if source != HELD_BY_HOST:
+            return source
+        sync = self.synchronisation(row, self.start[row])
+        return -1 if sync is None else self.seen_through(sync)
+
+    def seen_through(self, row: int) -> int:
+        """A row, or what it handed on if that is all it does."""
+        for _ in self.end:  # that often at most: a file edited by hand may lead in a circle
+            if not self.passes[row] or self.passed_on[row] < 0:
+                break
+            row = self.passed_on[row]
+        return row
+
+    def synchronisation(self, row: int, moment: float) -> int | None:
+        """The host synchronisation from whose end on the host came to a row; None: it did so from the start."""
+        at = bisect_left(self.syncs, row) - 1
+        while at >= 0 and not self.end[self.syncs[at]] <= moment + self.rounding:
+            at -= 1
+        return self.syncs[at] if at >= 0 else None
 
 
 @dataclass(frozen=True)
@@ -86,7 +155,7 @@ class History:
         peer = self.ranks[other]
         group = rank.table.group[row]
         values = peer.table.group.values
-        rows = peer.arrivals.get((values.index(group), moment), []) if group in values else []
+        rows = peer.posted_at(moment, values.index(group)) if group in values else []
         matching = [r for r in rows if self._matches(peer, r, kind, rank.end[row])]
         return (other, matching[0]) if matching else place
 
@@ -101,13 +170,13 @@ class History:
         return None if rank is None else class_of_rank(self.members, rank)
 
     def walk_back(  # noqa: PLR0912  (the one hot loop: a report walks over every op several times)
-        self, place: Place, *, local: bool = False, from_end: bool = False
+        self, place: Place, *, from_end: bool = False, whole_work: bool = False
     ) -> Iterator[Stretch]:
         """The way back from the start of an op (``from_end``: from its end) to the start of the step.
 
-        Stretches are contiguous and the last begins at 0, so their lengths add up to where the walk began. ``local``
-        stays on the rank: a wait for participants is then a stretch of its own. Transfers of no length are listed too
-        (who follows a microbatch has to see them).
+        Stretches are contiguous and the last begins at 0, so their lengths add up to where the walk began. With
+        ``whole_work`` unbroken work of a rank on one microbatch, its collectives included, is one stretch: compute of
+        its last compute op. Transfers of no length are listed too (who follows a microbatch has to see them).
         """
         rank_class, row = place
         rank = self.ranks[rank_class]
@@ -125,7 +194,7 @@ class History:
                         t = rank.end[held]
                     row, at_end = held, True
                 elif held == HELD_BY_HOST:
-                    sync = self._synchronisation(rank, row, t)
+                    sync = rank.synchronisation(row, t)
                     moment = 0.0 if sync is None else min(rank.end[sync], t)
                     yield Stretch(rank_class, row, "host", moment, t)
                     if sync is None:
@@ -137,32 +206,22 @@ class History:
                 moment = min(rank.transfer[row], t)
                 yield Stretch(rank_class, row, "transfer", moment, t)
                 t, at_end = moment, False
-                if local:
-                    if rank.start[row] < t:
-                        yield Stretch(rank_class, row, "wait", rank.start[row], t)
-                else:
-                    rank_class, row = self.last_arriver((rank_class, row))
-                    rank = self.ranks[rank_class]
-                    if rank.start[row] < t - self.rounding:  # who came last is not in the result
-                        yield Stretch(rank_class, row, "other", rank.start[row], t)
+                rank_class, row = self.last_arriver((rank_class, row))
+                rank = self.ranks[rank_class]
+                if rank.start[row] < t - self.rounding:  # who came last is not in the result
+                    yield Stretch(rank_class, row, "other", rank.start[row], t)
                 t = min(t, rank.start[row])
             elif rank.passes[row] and rank.passed_on[row] >= 0:
                 row = rank.passed_on[row]
             else:
-                if rank.start[row] < t:
-                    yield Stretch(rank_class, row, "other" if rank.passes[row] else "compute", rank.start[row], t)
-                t, at_end = min(t, rank.start[row]), False
+                first = rank.work_begins[row] if whole_work else row
+                if rank.start[first] < t:
+                    yield Stretch(rank_class, row, "other" if rank.passes[row] else "compute", rank.start[first], t)
+                t, row, at_end = min(t, rank.start[first]), first, False
             if t < before:
                 hops = 0
         if t > 0:
             yield Stretch(rank_class, row, "other", 0.0, t)
-
-    def _synchronisation(self, rank: RankHistory, row: int, moment: float) -> int | None:
-        """The host synchronisation from whose end on the host came to a row; None: it did so from the start."""
-        at = bisect_left(rank.syncs, row) - 1
-        while at >= 0 and not rank.end[rank.syncs[at]] <= moment + self.rounding:
-            at -= 1
-        return rank.syncs[at] if at >= 0 else None
 
 
 def history_of(result: Result, spans: list[Spans] | None = None) -> History:
@@ -176,7 +235,9 @@ def history_of(result: Result, spans: list[Spans] | None = None) -> History:
         table = result.programs[described.program]
         ranks.append(_rank_history(table, spans[i] if spans else spans_of(table, own), own, rounding))
     ranges = [(*pair, r.rank_class) for r in result.ranks for pair in rank_ranges(r.ranks)]
-    first = [min((low for low, _, c in ranges if c == r.rank_class), default=0) for r in result.ranks]
+    first = [0] * len(result.ranks)
+    for low, _, rank_class in sorted(ranges, reverse=True):
+        first[rank_class] = low
     return History(
         ranks=ranks,
         shown_seconds=result.shown_seconds,
@@ -192,10 +253,9 @@ def _rank_history(table: OpTable, spans: Spans, lines: list[Timeline], rounding:
     arrived = np.full(len(spans.start), -1, dtype=np.int64)
     for line in lines:
         arrived[line.op] = line.arrived_last
-    communicates = is_kind(table, COMMUNICATION)
-    passes = is_kind(table, ("wait", "host_sync"))
+    communicates, passes = spans.traits.communicates, spans.traits.passes
     holder, passed_on = _holders(table, spans, communicates, passes, rounding)
-    rank = RankHistory(
+    return RankHistory(
         table=table,
         spans=spans,
         start=spans.start.tolist(),
@@ -205,13 +265,21 @@ def _rank_history(table: OpTable, spans: Spans, lines: list[Timeline], rounding:
         passed_on=passed_on.tolist(),
         arrived_last=arrived.tolist(),
         communicates=communicates.tolist(),
-        receives=is_kind(table, ("recv",)).tolist(),
+        receives=spans.traits.receives,
         passes=passes.tolist(),
         syncs=np.flatnonzero(spans.synchronises).tolist(),
+        rounding=rounding,
     )
-    for row in np.flatnonzero(spans.communicates).tolist():
-        rank.arrivals.setdefault((int(table.group.codes[row]), rank.start[row]), []).append(row)
-    return rank
+
+
+def _followed(pointers: Ints) -> Ints:
+    """Where each row gets that follows pointers to their end (rows that point at themselves)."""
+    for _ in range(len(pointers).bit_length()):
+        further = pointers[pointers]
+        if np.array_equal(further, pointers):
+            break
+        pointers = further
+    return pointers
 
 
 def _holders(table: OpTable, spans: Spans, communicates: Mask, passes: Mask, rounding: float) -> tuple[Ints, Ints]:
@@ -222,7 +290,7 @@ def _holders(table: OpTable, spans: Spans, communicates: Mask, passes: Mask, rou
     rows = len(spans.end)
     held = np.where((spans.held_by >= rows) | (spans.held_by < HELD_BY_HOST), HELD_BY_START, spans.held_by)
     held_end = np.where(held >= 0, spans.end[np.maximum(held, 0)] if rows else 0.0, np.inf)
-    own = np.repeat(np.arange(rows), np.diff(table.deps_ptr))
+    own = spans.traits.dependants
     dep_end, leads = spans.end[table.deps], communicates[table.deps] | passes[table.deps]
     holder = held.copy()
     better = leads & (dep_end >= held_end[own] - rounding) & ~communicates[np.maximum(held[own], 0)]

@@ -10,14 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from emulator.report.kinds import pipeline_messages
+from emulator.report.traits import Mask, Traits, traits_of
 from emulator.result.schema import HELD_BY_HOST, Floats, Ints, OpTable, Timeline
 
-Mask = NDArray[np.bool_]
-
-COMMUNICATION = ("collective", "send", "recv")
 _NEVER = 1 << 62  # position of an op that does not exist
 
 
@@ -37,6 +33,7 @@ class Spans:
     communicates: Mask
     synchronises: Mask
     streams: list[Ints]
+    traits: Traits
 
 
 @dataclass(frozen=True)
@@ -48,16 +45,13 @@ class Waits:
     for_peer: Mask  # the posted op is a send or recv between pipeline stages
 
 
-def is_kind(table: OpTable, kinds: Sequence[str]) -> Mask:
-    """Rows of one of the kinds."""
-    return np.array([kind in kinds for kind in table.kind.values], dtype=np.bool_)[table.kind.codes]
-
-
-def spans_of(table: OpTable, timelines: Sequence[Timeline]) -> Spans:
+def spans_of(table: OpTable, timelines: Sequence[Timeline], traits: Traits | None = None) -> Spans:
     """Align the timelines of one rank with the rows of its op table.
 
     Ops without a length (waits, host synchronisations) belong in a timeline too: dependencies run through them.
+    ``traits`` of the table, where they have been worked out already.
     """
+    traits = traits or traits_of(table)
     rows = len(table.kind.codes)
     start, end, transfer_start = (np.full(rows, np.nan) for _ in range(3))
     held_by = np.full(rows, HELD_BY_HOST - 1, dtype=np.int64)
@@ -71,10 +65,11 @@ def spans_of(table: OpTable, timelines: Sequence[Timeline]) -> Spans:
         end=end,
         transfer_start=np.clip(transfer_start, start, end),
         held_by=held_by,
-        computes=is_kind(table, ("compute",)) & ran,
-        communicates=is_kind(table, COMMUNICATION) & ran,
-        synchronises=is_kind(table, ("host_sync",)) & ran,
+        computes=traits.computes & ran,
+        communicates=traits.communicates & ran,
+        synchronises=traits.synchronises & ran,
         streams=[line.op[np.argsort(line.start, kind="stable")] for line in timelines if len(line.op)],
+        traits=traits,
     )
 
 
@@ -91,12 +86,12 @@ def exposed_waits(table: OpTable, spans: Spans) -> Waits:
         lows.append(np.maximum(spans.start[posted], last_start))
         highs.append(spans.transfer_start[posted])
         rows.append(posted)
-        before = _predecessors(table, spans)
+        order = _order(table, spans)
         for stream in spans.streams:
             consumers = stream[consumes[stream]]
             if not len(consumers):
                 continue
-            first = np.array(_first_dependants(spans, before, consumers), dtype=np.int64)[posted]
+            first = _first_dependants(spans, order, stream, consumers)[posted]
             held = first < _NEVER
             # Before it started, the consumer was the stream's next op from the start of the consumer before it.
             became_next = np.concatenate([[0.0], spans.start[consumers]])[first[held]]
@@ -105,7 +100,7 @@ def exposed_waits(table: OpTable, spans: Spans) -> Waits:
             rows.append(posted[held])
     low, high, row = (np.concatenate(parts) if parts else np.empty(0) for parts in (lows, highs, rows))
     some = low < high
-    return Waits(low[some], high[some], pipeline_messages(table)[row[some].astype(np.int64)])
+    return Waits(low[some], high[some], spans.traits.messages[row[some].astype(np.int64)])
 
 
 def host_holds(table: OpTable, spans: Spans) -> tuple[Floats, Floats]:
@@ -113,50 +108,73 @@ def host_holds(table: OpTable, spans: Spans) -> tuple[Floats, Floats]:
     able = np.zeros(len(spans.start))
     for stream in spans.streams:
         able[stream[1:]] = np.maximum.accumulate(spans.end[stream])[:-1]
-    dependants = np.repeat(np.arange(len(able)), np.diff(table.deps_ptr))
-    np.fmax.at(able, dependants, spans.end[table.deps])  # fmax: a dependency that did not run holds nobody
+    np.fmax.at(able, spans.traits.dependants, spans.end[table.deps])  # fmax: a dependency that did not run holds nobody
     late = (spans.held_by == HELD_BY_HOST) & (able < spans.start)
     return able[late], spans.start[late]
 
 
-def _predecessors(table: OpTable, spans: Spans) -> list[list[int]]:
-    """For each row the rows that had to end before it could start: dependencies and those before it on its stream.
+@dataclass(frozen=True)
+class _Order:
+    """Who had to end before whom could start: ``before[i]`` before ``after[i]``, latest ``before`` first.
 
-    Parts of a batch share a stream and run at the same time; what comes after them waits for all.
+    That is dependencies, and order on the streams. On ``serial`` streams every row had to wait for the one before it;
+    on others run parts of a batch, at the same time, and what comes after them waits for all.
     """
-    pointers, deps = table.deps_ptr.tolist(), table.deps.tolist()
-    before = [deps[pointers[row] : pointers[row + 1]] for row in range(len(pointers) - 1)]
+
+    before: Ints
+    after: Ints
+    serial: list[bool]
+
+
+def _order(table: OpTable, spans: Spans) -> _Order:
     # An op may seem to start a rounding error before the one that it follows has ended.
-    rounding = 1e-12 * float(np.nanmax(spans.end))
-    start, end = (spans.start + rounding).tolist(), spans.end.tolist()
+    able = spans.start + 1e-12 * float(np.nanmax(spans.end))
+    before, after, serial = [table.deps], [spans.traits.dependants], []
     for stream in spans.streams:
-        running: list[int] = []
-        for row in stream.tolist():
-            ended = [other for other in running if end[other] <= start[row]]
-            if ended:
-                before[row].extend(ended)
-                running = [other for other in running if end[other] > start[row]]
-            running.append(row)
-    return before
+        serial.append(bool((spans.end[stream[:-1]] <= able[stream[1:]]).all()))
+        earlier, later = (stream[:-1], stream[1:]) if serial[-1] else _batches(stream, able, spans.end)
+        before.append(earlier)
+        after.append(later)
+    ended, follows = np.concatenate(before), np.concatenate(after)
+    ran = ~np.isnan(spans.start[ended] + spans.start[follows])
+    ended, follows = ended[ran], follows[ran]
+    latest_first = np.lexsort((ended, spans.start[ended]))[::-1]
+    return _Order(ended[latest_first], follows[latest_first], serial)
 
 
-def _first_dependants(spans: Spans, before: list[list[int]], consumers: Ints) -> list[int]:
-    """For each row the position in ``consumers`` (one stream, in order) of the first that depends on it, or _NEVER.
+def _batches(stream: Ints, able: Floats, end: Floats) -> tuple[Ints, Ints]:
+    """Pairs of rows of one stream of which the second waited for the first."""
+    pairs: list[tuple[int, int]] = []
+    running: list[int] = []
+    for row in stream.tolist():
+        ended = [other for other in running if end[other] <= able[row]]
+        if ended:
+            pairs += [(other, row) for other in ended]
+            running = [other for other in running if end[other] > able[row]]
+        running.append(row)
+    found = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def _first_dependants(spans: Spans, order: _Order, stream: Ints, consumers: Ints) -> Ints:
+    """For each row the position in ``consumers`` (those of one stream, in order) of the first that is it or depends on
+    it, or _NEVER.
 
     What depends on a row is closed under stream order, so the first is all one has to know.
     """
-    rows = len(before)
-    position = [_NEVER] * rows
-    for i, row in enumerate(consumers.tolist()):
-        position[row] = i
-    first = [_NEVER] * rows
-    for row in np.flatnonzero(spans.synchronises).tolist():  # the host issues nothing until it is over
-        later = np.flatnonzero(consumers > row)
-        first[row] = int(later[0]) if len(later) else _NEVER
-    order = np.lexsort((np.arange(rows), spans.start))  # rows that did not run (nan) come last
-    for row in reversed(order.tolist()):
-        reached = min(position[row], first[row])
-        if reached < _NEVER:
-            for other in before[row]:
-                first[other] = min(first[other], reached)
-    return first
+    first = np.full(len(spans.start), _NEVER, dtype=np.int64)
+    syncs = np.flatnonzero(spans.synchronises)  # the host issues nothing until they are over
+    later = np.searchsorted(np.maximum.accumulate(consumers), syncs, side="right")
+    first[syncs] = np.where(later < len(consumers), later, _NEVER)
+    unknown = np.ones(len(first), dtype=np.bool_)
+    own = next(i for i, rows in enumerate(spans.streams) if rows is stream)
+    if order.serial[own]:  # on the stream itself it is the next, and nothing that goes round can be sooner
+        unknown[stream] = False
+        reached = np.cumsum((spans.computes | spans.synchronises)[stream])
+        first[stream] = np.where(reached < len(consumers), reached, _NEVER)
+    first[consumers] = np.arange(len(consumers))
+    left = unknown[order.before]
+    found = first.tolist()
+    for row, follower in zip(order.before[left].tolist(), order.after[left].tolist(), strict=True):
+        found[row] = min(found[row], found[follower])
+    return np.array(found, dtype=np.int64)

@@ -8,7 +8,6 @@ import numpy as np
 
 from emulator.report.exposure import Exposure
 from emulator.report.history import History
-from emulator.report.holding import is_kind
 from emulator.report.pieces import repeats_of
 from emulator.result.schema import Lateness, Omitted
 
@@ -25,7 +24,7 @@ def lateness(
     for i, (rank, count, exposure) in enumerate(zip(history.ranks, counts, exposures, strict=True)):
         spans = rank.spans
         waited = spans.transfer_start - spans.start
-        rows = np.flatnonzero(is_kind(rank.table, ("collective",)) & spans.communicates & (waited > history.rounding))
+        rows = np.flatnonzero(spans.traits.collectives & spans.communicates & (waited > history.rounding))
         repeats = repeats_of(spans.start, omitted)
         for row in rows.tolist():
             late = rank.arrived_last[row]

@@ -11,7 +11,9 @@ from emulator.report.exposure import Exposure, by_kind, by_phase, expose
 from emulator.report.history import history_of
 from emulator.report.holding import spans_of
 from emulator.report.lateness import lateness
-from emulator.report.pieces import LINES, Pieces, cut, cut_spans, pipeline_phase, uses_peers
+from emulator.report.memory import memory_use
+from emulator.report.pieces import LINES, Pieces, cut, cut_spans, pipeline_phase
+from emulator.report.traits import traits_of
 from emulator.result.schema import OpTable, Partition, Result, Timeline
 
 
@@ -24,24 +26,25 @@ def fill(result: Result) -> Result:
     """The result with everything that follows from its timeline, in place.
 
     Every rank class gets its partition, compute by phase, exposed time by kind, what its lateness cost and, if ranks
-    send to each other, its bubble by cause; the result gets its critical path.
+    send to each other, its bubble by cause; the result gets its critical path and memory over time.
     """
     lines: list[list[Timeline]] = [[] for _ in result.ranks]
     for timeline in result.timeline:
         lines[timeline.rank_class].append(timeline)
     tables = [result.programs[ranks.program] for ranks in result.ranks]
-    spans = [spans_of(table, own) for table, own in zip(tables, lines, strict=True)]
+    traits = [traits_of(program) for program in result.programs]
+    spans = [spans_of(t, own, traits[r.program]) for t, own, r in zip(tables, lines, result.ranks, strict=True)]
     shown, omitted = result.shown_seconds, result.omitted
     pieces = [cut_spans(table, own, shown, omitted) for table, own in zip(tables, spans, strict=True)]
     history = history_of(result, spans)
-    phase = pipeline_phase(result)
+    phase = pipeline_phase(result, traits)
     exposures: list[Exposure] = []
     for i, (ranks, table, piece) in enumerate(zip(result.ranks, tables, pieces, strict=True)):
         ranks.partition = _sum_up(piece, result.step_seconds)
         ranks.compute_phases = by_phase(history, i, piece)
         exposures.append(expose(history, i, piece))
-        ranks.exposed = by_kind(table, exposures[-1])
-        piped = phase is not None and uses_peers(table)
+        ranks.exposed = by_kind(table, exposures[-1], traits[ranks.program])
+        piped = phase is not None and traits[ranks.program].uses_peers
         ranks.bubble_seconds = bubble_seconds(piece, phase) if piped and phase else None
     if phase:
         for ranks, causes in zip(result.ranks, bubble_causes(history, pieces, phase), strict=True):
@@ -51,6 +54,12 @@ def fill(result: Result) -> Result:
     ):
         ranks.lateness = late
     result.path = critical_path(history, omitted)
+    resident = result.trace.resident
+    result.memory = [
+        use
+        for i, (table, own) in enumerate(zip(tables, spans, strict=True))
+        for use in memory_use(table, own, i, resident, omitted)
+    ]
     return result
 
 

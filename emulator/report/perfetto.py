@@ -18,7 +18,7 @@ import numpy as np
 from emulator import files
 from emulator.report.critical import messages
 from emulator.report.history import History, history_of
-from emulator.report.holding import COMMUNICATION
+from emulator.report.traits import COMMUNICATION
 from emulator.result.schema import OpTable, Result, Timeline
 
 Event = dict[str, Any]

@@ -13,8 +13,8 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.report.holding import Mask, Spans, exposed_waits, host_holds, is_kind, spans_of
-from emulator.report.kinds import pipeline_messages
+from emulator.report.holding import Spans, exposed_waits, host_holds, spans_of
+from emulator.report.traits import Mask, Traits, traits_of
 from emulator.result.schema import Floats, Ints, Omitted, OpTable, Result, Timeline
 
 LINES = (
@@ -26,8 +26,6 @@ LINES = (
     "idle_after",
     "idle_dependency",
 )
-FORWARD = ("forward",)
-BACKWARD = ("backward", "backward_input", "backward_weight", "recompute")
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,12 @@ def cut_spans(table: OpTable, spans: Spans, step_seconds: float, omitted: Sequen
     first, last = (spans.start[busy].min(), spans.end[busy].max()) if busy.any() else (step_seconds, step_seconds)
     periods = [moment for jump in omitted for moment in (jump.at_seconds - jump.period_seconds, jump.at_seconds)]
     bounds = np.clip([0.0, first, last, step_seconds, *periods], 0.0, step_seconds)
-    edges = np.unique(np.concatenate([bounds, *(side for layer in layers for side in layer)]))
-    computes, transfers, communicates, waiting, for_peer, held_by_host = (covered(edges, *layer) for layer in layers)
+    sides = [side for layer in layers for side in layer]
+    edges, places = np.unique(np.concatenate([bounds, *sides]), return_inverse=True)
+    at = np.split(places, np.cumsum([len(bounds), *(len(side) for side in sides)])[:-1])[1:]
+    computes, transfers, communicates, waiting, for_peer, held_by_host = (
+        _between(len(edges), *at[i : i + 2]) for i in range(0, len(at), 2)
+    )
     middle = edges[:-1]
     line = np.select(
         [computes, transfers, waiting, held_by_host, middle < first, middle >= last],
@@ -102,41 +104,33 @@ def repeats_of(start: Floats, omitted: Sequence[Omitted]) -> Ints:
     return repeats
 
 
-def pipeline_phase(result: Result) -> tuple[float, float] | None:
+def pipeline_phase(result: Result, traits: Sequence[Traits] = ()) -> tuple[float, float] | None:
     """First start and last end (seconds) over all ranks of pipeline ops; None if nobody sends or receives.
 
     Pipeline ops are sends, receives, and compute of a forward or backward phase or of a numbered microbatch, on ranks
-    that send or receive.
+    that send or receive. ``traits`` of each program, where they have been worked out already.
     """
+    traits = traits or [traits_of(table) for table in result.programs]
+    counted = [own.messages | own.pipelined if own.uses_peers else None for own in traits]
     starts, ends = [], []
     for timeline in result.timeline:
-        table = result.programs[result.ranks[timeline.rank_class].program]
-        if not uses_peers(table):
-            continue
-        rows = (pipeline_messages(table) | pipeline_compute(table))[timeline.op]
-        if rows.any():
+        mask = counted[result.ranks[timeline.rank_class].program]
+        rows = None if mask is None else mask[timeline.op]
+        if rows is not None and rows.any():
             starts.append(float(timeline.start[rows].min()))
             ends.append(float(timeline.end[rows].max()))
     return (min(starts), max(ends)) if starts else None
 
 
-def pipeline_compute(table: OpTable) -> Mask:
-    """Compute rows of a forward or backward phase, or of a numbered microbatch."""
-    phase = np.array([value in (*FORWARD, *BACKWARD) for value in table.phase.values], dtype=np.bool_)
-    return np.asarray(is_kind(table, ("compute",)) & (phase[table.phase.codes] | (table.microbatch >= 0)))
-
-
-def uses_peers(table: OpTable) -> bool:
-    """Whether a rank that runs this sends to or receives from another pipeline stage."""
-    return bool(pipeline_messages(table).any())
-
-
 def covered(edges: Floats, start: Floats, end: Floats) -> Mask:
     """For each piece between edges: does any of the spans cover it? Ends of spans are edges."""
-    count = np.zeros(len(edges), dtype=np.int64)
-    np.add.at(count, np.searchsorted(edges, start), 1)
-    np.add.at(count, np.searchsorted(edges, end), -1)
-    return np.asarray(np.cumsum(count)[:-1] > 0)
+    return _between(len(edges), np.searchsorted(edges, start), np.searchsorted(edges, end))
+
+
+def _between(edges: int, first: Ints, last: Ints) -> Mask:
+    """For each piece between so many edges: is it between the ``first`` and ``last`` edge of any span?"""
+    change = np.bincount(first, minlength=edges) - np.bincount(last, minlength=edges)
+    return np.asarray(np.cumsum(change)[:-1] > 0)
 
 
 def _clip(start: Floats, end: Floats, step_seconds: float) -> tuple[Floats, Floats]:

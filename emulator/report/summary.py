@@ -15,6 +15,7 @@ from emulator.report import figures
 from emulator.report.classes import bars, partitions
 from emulator.report.hints import hints
 from emulator.report.levers import what_if
+from emulator.report.memory import memory
 from emulator.report.network_use import collectives, links
 from emulator.report.paths import paths, stragglers
 from emulator.result.schema import Result
@@ -30,6 +31,7 @@ def render(result: Result, *, width: int) -> RenderableType:
         blocks.append(collectives(result, width))
     if result.links:
         blocks.append(links(result, width))
+    blocks += memory(result, width)
     blocks += stragglers(result, width)
     blocks += what_if(result, width)
     found = hints(result)
@@ -104,7 +106,7 @@ def _fact_lines(result: Result) -> Iterator[tuple[str, str]]:
     yield "op times", ", ".join(f"{number} {source}" for source, number in result.time_sources.items())
     if result.mfu is not None:
         over = f"over {figures.several(result.world_size, 'rank')} x step x peak"
-        counted = f"; counted: {trace.model_flops_note}" if trace.model_flops_note else ""
+        counted = f"; counted: {trace.model_flops_note.removeprefix('counted: ')}" if trace.model_flops_note else ""
         yield "MFU", f"{figures.flops(trace.model_flops)} per step {over}{counted}"
     yield (
         "folding",

@@ -60,6 +60,8 @@ class Span:
     flops: float = 0.0
     peer: str = ""
     arrived_last: int | None = None
+    category: str = ""
+    memory_bytes: int = 0  # of an alloc; negative of a free
 
 
 def labels(column: Iterable[str]) -> Labels:
@@ -78,6 +80,7 @@ def op_table(spans: Sequence[Span]) -> OpTable:
     def whole(name: str) -> Ints:
         return np.array([getattr(span, name) for span in spans], dtype=np.int64)
 
+    remembers = any(span.memory_bytes for span in spans)
     return OpTable(
         name=text("name"),
         kind=text("kind"),
@@ -97,6 +100,8 @@ def op_table(spans: Sequence[Span]) -> OpTable:
         peer=text("peer"),
         deps_ptr=np.cumsum([0, *(len(span.deps) for span in spans)], dtype=np.int64),
         deps=np.array([dep for span in spans for dep in span.deps], dtype=np.int64),
+        category=text("category") if remembers else None,
+        memory_bytes=whole("memory_bytes") if remembers else None,
     )
 
 

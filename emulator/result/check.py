@@ -39,6 +39,8 @@ def _check_program(place: str, table: OpTable) -> None:
     rows = len(table.flops)
     for field in table.__struct_fields__:
         value = getattr(table, field)
+        if value is None:
+            continue
         if isinstance(value, Labels):
             _long(f"{place}.{field}.codes", value.codes, rows)
             _inside(f"{place}.{field}.codes", value.codes, len(value.values))

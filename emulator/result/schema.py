@@ -39,7 +39,8 @@ class OpTable(msgspec.Struct):
 
     ``kind`` is compute, collective, send, recv, wait, host_sync, alloc or free; ``time_source`` is measured, modelled,
     scaled or none. Tags that an op does not have are "" or -1. ``deps`` lists rows (CSR: row i has
-    ``deps[deps_ptr[i]:deps_ptr[i+1]]``); earlier ops on the same stream are implied and not listed.
+    ``deps[deps_ptr[i]:deps_ptr[i+1]]``); earlier ops on the same stream are implied and not listed. ``memory_bytes`` is
+    what an alloc adds and a free takes away (negative), of a ``category``; both are None where there are no such ops.
     """
 
     name: Labels
@@ -60,6 +61,8 @@ class OpTable(msgspec.Struct):
     peer: Labels
     deps_ptr: Ints
     deps: Ints
+    category: Labels | None = None
+    memory_bytes: Ints | None = None
 
 
 class Timeline(msgspec.Struct):
@@ -174,7 +177,10 @@ class LinkLoad(msgspec.Struct):
 
 
 class MemoryUse(msgspec.Struct):
-    """Bytes alive on each rank of a class, by category: ``bytes[i]`` from ``time[i]`` on."""
+    """Bytes alive on each rank of a class, by category: ``bytes[i]`` from ``time[i]`` on, the first from 0 on.
+
+    What was alive before the step is in it, under its kind.
+    """
 
     rank_class: int
     category: str
@@ -244,6 +250,7 @@ class TraceInfo(msgspec.Struct):
     model_flops_note: str
     mesh_axes: list[str]
     mesh_shape: list[int]
+    resident: dict[str, float] = {}  # bytes alive before the step by kind, on the rank that holds most
 
 
 class TopologyInfo(msgspec.Struct):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.report.holding import COMMUNICATION, is_kind
+from emulator.report.traits import COMMUNICATION, is_kind
 from emulator.result.schema import Floats, Ints, Labels, OpTable, Result
 
 Op = tuple[int, int]  # rank class, row of its op table

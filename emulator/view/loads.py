@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.report import figures
+from emulator.report.memory import in_all
 from emulator.result.schema import Floats, Result
 from emulator.view.plain import clipped
 from emulator.view.window import Window
@@ -54,10 +55,11 @@ def memory(result: Result, window: Window, label: int, cells: int, rank_class: i
     """Bytes on each rank of a class, by category and in all, in tenths of the device's memory (or of the peak)."""
     own = [use for use in result.memory if use.rank_class == rank_class]
     if not own:
-        return ["This result has no memory over time: the trace recorded no memory events, or they were not replayed."]
+        kept = ", ".join(f"{figures.size(size)} {kind}" for kind, size in result.trace.resident.items())
+        known = f" Resident before the step: {kept}." if kept else ""
+        return [f"This result has no memory over time: no memory events in this trace.{known}"]
     edges = np.linspace(window.start, window.end, cells + 1)
-    times = np.unique(np.concatenate([use.time for use in own]))
-    each = [_held(use.time, use.bytes, times) for use in own]
+    times, each = in_all(own)
     total = np.sum(each, axis=0)
     peak = float(total.max(initial=0.0))
     most = result.device.memory_bytes or peak
@@ -67,9 +69,3 @@ def memory(result: Result, window: Window, label: int, cells: int, rank_class: i
     when = figures.seconds(float(times[int(total.argmax())]))
     whole = f"of {figures.size(most)} on {result.device.name}" if result.device.memory_bytes else "at the peak"
     return [*lines, f"peak {figures.size(peak)} at {when}; digits: tenths {whole}"]
-
-
-def _held(time: Floats, value: Floats, at: Floats) -> Floats:
-    """A stepwise quantity at given times."""
-    index = np.searchsorted(time, at, "right") - 1
-    return np.where(index >= 0, value[np.maximum(index, 0)], 0.0)
