@@ -120,7 +120,7 @@ def changed_bytes(
         return None
     rest = [size for i, size in enumerate(target.shape) if i >= len(indices) or indices[i] is None]
     places = torch.broadcast_shapes(*(index.shape for index in given))
-    return target.element_size() * math.prod(places) * math.prod(rest)
+    return int(target.element_size()) * math.prod(places) * math.prod(rest)
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
