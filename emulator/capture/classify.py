@@ -120,7 +120,8 @@ def changed_bytes(
         return None
     rest = [size for i, size in enumerate(target.shape) if i >= len(indices) or indices[i] is None]
     places = torch.broadcast_shapes(*(index.shape for index in given))
-    return int(target.element_size()) * math.prod(places) * math.prod(rest)
+    changed: int = target.element_size() * math.prod(places) * math.prod(rest)
+    return changed
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
