@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from emulator.errors import AnswerIsNo
 
 if TYPE_CHECKING:
-    from emulator.replay.engine import Group, Node
+    from emulator.replay.state import Group, Node
 
 _LISTED = 4
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from emulator.network.clock import Clock
 from emulator.network.fluid import Network, Route, mark_private
 from emulator.replay.deadlock import explain
-from emulator.replay.programs import HOST, Items
+from emulator.replay.programs import HOST
+from emulator.replay.state import Group, Node, ReadyPhase, SeveralAtOnce
 from emulator.replay.tables import Tables
-from emulator.replay.variants import Variant
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -65,104 +65,6 @@ class Run:
     solves: int
 
 
-@dataclass(frozen=True)
-class ReadyPhase:
-    """A phase of a group, ready to run."""
-
-    route: Route
-    amount: float
-    latency: float
-
-
-class Group:
-    """One group while the replay runs: who has arrived for the collective it is at."""
-
-    __slots__ = ("arrived", "engine", "index", "later", "lines", "need", "uses")
-
-    def __init__(self, engine: Engine, index: int, need: int, uses: dict[int, tuple[ReadyPhase, ...]]) -> None:
-        self.engine = engine
-        self.index = index
-        self.need = need
-        self.uses = uses
-        self.arrived: list[tuple[Node, int, int]] = []
-        self.lines: set[tuple[int, int]] = set()  # who has arrived: node and slot
-        self.later: list[tuple[Node, int, int, int]] = []  # a batch may post several messages to one peer at once
-
-    def arrive(self, node: Node, item: int, message: int, use: int) -> None:
-        """A member's message is posted; the last one starts the transfer."""
-        line = (node.index, node.items.message_slot[message])
-        if line in self.lines:
-            self.later.append((node, item, message, use))
-            return
-        self.lines.add(line)
-        arrived = self.arrived
-        arrived.append((node, item, message))
-        if len(arrived) < self.need:
-            return
-        self.arrived = []
-        self.lines.clear()
-        now = self.engine.clock._now
-        for member, _, posted in arrived:
-            member.transfer_start[posted] = now
-            member.arrived_last[posted] = node.index
-        engine = self.engine
-        execution = len(engine.transfer_start)
-        engine.transfer_start.append(now)
-        engine.transfer_end.append(now)
-        engine.transfer_group.append(self.index)
-        engine.transfer_use.append(use)
-        engine.transfer(execution, self.uses[use], 0, arrived)
-        later, self.later = self.later, []
-        for waiting in later:
-            self.arrive(*waiting)
-
-
-class Node:
-    """One rank, or a class of ranks, while the replay runs."""
-
-    __slots__ = (
-        "arrived_last",
-        "done",
-        "epoch",
-        "epoch_start",
-        "groups",
-        "index",
-        "issue",
-        "item_end",
-        "item_start",
-        "items",
-        "message_end",
-        "open_messages",
-        "position",
-        "seconds",
-        "sync_done",
-        "transfer_start",
-        "use",
-        "waiting",
-    )
-
-    def __init__(self, index: int, items: Items, variant: Variant, groups: list[Group]) -> None:
-        count, messages = len(items), len(items.messages)
-        self.index = index
-        self.items = items
-        self.seconds = variant.item_seconds
-        self.issue = variant.item_issue
-        self.use = variant.message_use
-        self.groups = [groups[slot] for slot in items.message_slot]
-        self.position = [0] * len(items.queues)
-        self.done = bytearray(count)
-        self.waiting: dict[int, list[int]] = {}
-        self.epoch = 0
-        self.epoch_start = 0.0
-        self.sync_done: Callable[[], None] | None = None
-        self.open_messages = [len(m) for m in items.item_messages]
-        self.item_start = [np.nan] * count
-        self.item_end = [np.nan] * count
-        self.transfer_start = [np.nan] * messages
-        self.message_end = [np.nan] * messages
-        self.arrived_last = [-1] * messages
-
-
 class Engine:
     """Runs tables to the end. ``progress(done, total)`` in items is called now and then."""
 
@@ -198,9 +100,10 @@ class Engine:
         routes = [network.route(link[a:b], weight[a:b]) for a, b in pairwise(ptr)]
         start = tables.phase_start.tolist()
         owner = np.repeat(np.arange(len(tables.group_kind)), np.diff(tables.phase_start)).tolist()
+        several = _concurrent_groups(tables)
         if self.private_routes:
             uses: list[tuple[Route, object]] = list(zip(routes, owner, strict=True))
-            for g in _concurrent_groups(tables):  # it does several things at once: no plain timeouts for it
+            for g in several:  # it does several things at once: no plain timeouts for it
                 uses += [(routes[row], "several") for row in range(start[g], start[g + 1])]
             mark_private(uses, changing=tables.link_events)
         latency = tables.phase_latency.tolist()
@@ -211,7 +114,7 @@ class Engine:
                 use: tuple(ReadyPhase(routes[row], amount, latency[row]) for row, amount in plan.rows(base))
                 for use, plan in tables.kinds[kind].plans.items()
             }
-            groups.append(Group(self, g, need, plans))
+            groups.append((SeveralAtOnce if g in several else Group)(self, g, need, plans))
         return groups
 
     def run(self) -> Run:
@@ -281,29 +184,24 @@ class Engine:
         self.draining = False
 
     def _advance(self, node: Node, queue: int) -> None:
-        items = node.items
-        listed = items.queue_items[queue]
+        listed = node.queue_items[queue]
         position = node.position[queue]
         if position == len(listed):
             return
         item = listed[position]
+        if node.started[item] or (node.host_holds and self._held_by_host(node, item, queue)):
+            return
+        deps = node.deps[item]
+        if deps:
+            done = node.done
+            for dep in deps:
+                if not done[dep]:
+                    node.waiting.setdefault(dep, []).append(queue)
+                    return
         now = self.clock._now
-        if node.item_start[item] == node.item_start[item]:  # not nan: it runs
-            return
-        if items.epoch[item] > node.epoch:  # the host waits in a host_sync before it
-            return
-        if node.issue is not None and items.epoch[item] == node.epoch:
-            issue = node.epoch_start + node.issue[item]
-            if issue > now:
-                self.clock.call_at(issue, lambda _: self._wake(node, queue))
-                return
-        done = node.done
-        for dep in items.deps[item]:
-            if not done[dep]:
-                node.waiting.setdefault(dep, []).append(queue)
-                return
+        node.started[item] = 1
         node.item_start[item] = now
-        messages = items.item_messages[item]
+        messages = node.messages[item]
         if messages:
             for message in messages:
                 node.groups[message].arrive(node, item, message, node.use[message])
@@ -313,6 +211,18 @@ class Engine:
             self.clock.call_at(now + seconds, lambda _: self._complete(node, item, queue))
         else:
             self._finish(node, item, queue)
+
+    def _held_by_host(self, node: Node, item: int, queue: int) -> bool:
+        """Has the host not issued the item yet? The queue is woken when it has."""
+        epoch = node.items.epoch[item]
+        if epoch > node.epoch:  # the host waits in a host_sync before it
+            return True
+        if node.issue is not None and epoch == node.epoch:
+            issue = node.epoch_start + node.issue[item]
+            if issue > self.clock._now:
+                self.clock.call_at(issue, lambda _: self._wake(node, queue))
+                return True
+        return False
 
     def _wake(self, node: Node, queue: int) -> None:
         self.ready.append((node, queue))
