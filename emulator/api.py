@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator import assets
+from emulator.collector import paused_collector
 from emulator.cost.lower import Lowered, lower
 from emulator.cost.roofline import Timed, time_ops
 from emulator.errors import InputError
@@ -61,7 +62,8 @@ class OpenJob:
             )
         result = _result(self, replay)
         result.warnings = _warnings(self, replay, options)
-        return fill(result)
+        with paused_collector():
+            return fill(result)
 
 
 def open_job(

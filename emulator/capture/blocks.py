@@ -18,7 +18,7 @@ from emulator.capture.tape import Tape
 from emulator.trace.expand import rows, templates
 from emulator.trace.schema import BlockUse, Op, Program, Ref, Trace
 
-SHORTEST = 4  # instances worth a block
+SHORTEST = 3  # instances worth a block
 SAME_LAYER = -1  # in a storage reference: the instance of that block with this one's layer; -2: with the next one's
 
 

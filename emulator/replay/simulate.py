@@ -10,6 +10,7 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
+from emulator.collector import paused_collector
 from emulator.errors import InputError
 from emulator.replay import closed
 from emulator.replay.collect import (
@@ -108,6 +109,13 @@ def simulate(
             f"the job has {job.trace.world_size} ranks, {topology.name} has {topology.accelerators} accelerators",
             source=job.name or topology.name,
         )
+    with paused_collector():
+        return _simulate(job, topology, options, progress, began)
+
+
+def _simulate(
+    job: Job, topology: Topology, options: Options, progress: Callable[[int, int], None] | None, began: float
+) -> Replay:
     keep, span = _KEPT_INSTANCES, _SPAN
     while True:
         trace, cuts = shorten(job.trace, keep, span) if _may_jump(job, options) else (job.trace, [])
