@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
 
+from emulator.errors import InputError
 from emulator.result.schema import Result
 
 if TYPE_CHECKING:
@@ -38,6 +40,11 @@ def run_many(
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         try:
             return _in_order(pool.map(_run, listed), done)
+        except BrokenProcessPool:
+            raise InputError(
+                "a worker process died", source="run_many",
+                remedy='a script has to call it under `if __name__ == "__main__":`, since workers import the script',
+            ) from None  # fmt: skip
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

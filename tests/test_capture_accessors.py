@@ -116,3 +116,42 @@ def test_shape_inference_and_the_tracing_question_are_where_we_look() -> None:
     assert callable(getattr(owner, name))
     module, name = accessors.tracing_question()
     assert getattr(module, name)() is False
+
+
+def test_every_class_of_works_with_a_wait_of_its_own_is_found(fake_world: None) -> None:
+    kinds = accessors.work_classes()
+    assert kinds[0] is dist.Work
+    assert type(dist.isend(torch.ones(1), 1)) in kinds
+    assert all(issubclass(kind, dist.Work) and "wait" in vars(kind) for kind in kinds[1:])
+
+
+def test_groups_are_found_under_another_name(fake_world: None) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    groups = accessors.groups_by_name()
+    name = mesh["b"].get_group().group_name
+    assert groups[name] is mesh["b"].get_group()
+    accessors.name_group_also("another", groups[name])
+    assert accessors.group_ranks("another") == (2, 3)
+
+
+def test_pipelines_are_where_we_look() -> None:
+    from torch.distributed.pipelining import schedules, stage  # noqa: PLC0415
+
+    assert accessors.pipeline_stage() is stage._PipelineStageBase
+    assert accessors.pipeline_schedule() is schedules._PipelineSchedule
+    owner, name = accessors.pipeline_vote()
+    assert callable(getattr(owner, name))
+
+
+def test_buckets_are_filled_up_to_their_caps() -> None:
+    tensors = [torch.empty(10) for _ in range(5)]  # 40 bytes each
+    assert accessors.bucket_assignment(tensors, [40, 80]) == [[0], [1, 2], [3, 4]]
+
+
+def test_a_function_runs_when_the_backward_has_ended() -> None:
+    seen = []
+    first = torch.ones(1, requires_grad=True)
+    second = first * 2
+    second.register_hook(lambda _: accessors.after_backward(lambda: seen.append(first.grad is not None)))
+    second.backward()
+    assert seen == [True]

@@ -19,7 +19,8 @@ from emulator.capture.processes import run_ranks  # noqa: E402
 from emulator.capture.workload import find  # noqa: E402
 from emulator.errors import InputError  # noqa: E402
 from emulator.trace import check  # noqa: E402
-from emulator.trace.schema import Trace  # noqa: E402
+from emulator.trace.expand import rows, templates  # noqa: E402
+from emulator.trace.schema import Op, Trace  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
@@ -33,9 +34,15 @@ def record(tmp_path: Path, name: str, *arguments: str, **how: object) -> Trace:
     return check.load(path)
 
 
+def executed(trace: Trace) -> list[Op]:
+    """The ops of the only program as they run, blocks unrolled."""
+    (_program,) = trace.programs
+    known = templates(trace).ops
+    return [known[template] for template in rows(trace, 0).template]
+
+
 def collectives(trace: Trace) -> Counter[tuple[str, str]]:
-    (program,) = trace.programs
-    return Counter((op.collective, op.group) for op in program.ops if op.kind == "collective")
+    return Counter((op.collective, op.group) for op in executed(trace) if op.kind == "collective")
 
 
 @pytest.mark.parametrize("layout", [("--fsdp", "4"), ("--fsdp", "2", "--tp", "2")], ids=["fsdp4", "fsdp2-tp2"])
@@ -51,14 +58,14 @@ def test_four_processes_did_what_the_fake_world_says(tmp_path: Path, layout: tup
 def test_fsdp_gathers_and_reduces_what_the_formulas_say(tmp_path: Path) -> None:
     trace = record(tmp_path, "t.json", "--fsdp", "4", world=4)
     assert collectives(trace) == {("all_gather", "fsdp"): 2 * LAYERS + 1, ("reduce_scatter", "fsdp"): LAYERS + 1}
-    (program,) = trace.programs
+    ops = executed(trace)
     layer = 32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 96 + 2 * 32  # q and o, k and v, ffn, norms
     root = 2 * 128 * 32 + 32
-    gathered = [op.bytes_out for op in program.ops if op.collective == "all_gather"]
-    reduced = [op.bytes_in for op in program.ops if op.collective == "reduce_scatter"]
+    gathered = [op.bytes_out for op in ops if op.collective == "all_gather"]
+    reduced = [op.bytes_in for op in ops if op.collective == "reduce_scatter"]
     assert sorted(gathered) == sorted([4 * layer] * (2 * LAYERS) + [4 * root])
     assert sorted(reduced) == sorted([4 * layer] * LAYERS + [4 * root])
-    assert all(op.bytes_in * 4 == op.bytes_out for op in program.ops if op.collective == "all_gather")
+    assert all(op.bytes_in * 4 == op.bytes_out for op in ops if op.collective == "all_gather")
 
 
 def test_recording_changes_nothing_and_the_parallel_run_is_right(tmp_path: Path) -> None:

@@ -134,6 +134,28 @@ def test_a_link_degraded_for_a_while(tmp_path):
     assert found.links[0].utilisation == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("change", [(0.5, 0.0, None), (0.25, 1e-3, 3e-3)])
+def test_a_degraded_link_is_never_used_beyond_what_it_had(change):
+    """Folded or not, the loads are the same, and none is above the capacity that the link had over the step."""
+    trace = step({"pp": 2, "dp": 8, "tp": 4})
+    topology = load("fattree", ranks=trace.world_size)
+    reference = replay(trace, topology, folding=False)
+    busiest = next(link for link in reference.links if link.bytes)
+    number = next(i for i in range(topology.links) if topology.link_name(i) == busiest.link)
+    options = {"perturbation": Perturbation(changes=[LinkChange(np.array([number]), *change)])}
+    whole = replay(trace, topology, folding=False, **options)
+    folded = same(trace, topology, whole, **options)
+    for found in (whole, folded):
+        assert all(link.utilisation <= 1 + 1e-9 for link in found.links)
+        (slow,) = (link for link in found.links if link.count == 1 and link.link == busiest.link)
+        mean = busiest.capacity_bytes_per_second
+        if change[2] is None:
+            assert slow.capacity_bytes_per_second == pytest.approx(mean * 0.5)
+        else:
+            lost = (1 - change[0]) * (change[2] - change[1]) / found.step_seconds
+            assert slow.capacity_bytes_per_second == pytest.approx(mean * (1 - lost))
+
+
 @pytest.mark.parametrize("text", ["x:2", "3", "3:", "3:0", "3:-1", "3:nan", ":2"])
 def test_bad_stragglers(text):
     with pytest.raises(InputError, match="--straggler"):

@@ -273,5 +273,15 @@ def train_step(job: training.Job, tokens: Tensor) -> Tensor | None:
     return training.train_step(job, tokens)
 
 
+def part_of(config: argparse.Namespace, mesh: DeviceMesh, name: str, tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor of the whole model, where it is a plain slice: the experts that live here."""
+    over = [axis for axis in ("ep", "tp") if parallel.extents(config)[axis] > 1]
+    if ".experts." not in name or not over:
+        return tensor
+    for axis in over:
+        tensor = tensor.chunk(mesh[axis].size())[mesh[axis].get_local_rank()]
+    return tensor
+
+
 if __name__ == "__main__":
     training.run_alone(sys.modules[__name__])

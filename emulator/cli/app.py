@@ -72,9 +72,13 @@ def main() -> None:
         _say(str(error), error.remedy)
         code = error.exit_code
     except _UsageError as error:
+        message = error.format_message()  # type: ignore[attr-defined]
+        if message.startswith("Usage:"):  # no command given: the help
+            print(message)
+            sys.exit(0)
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "emu"
-        _say(error.format_message(), f"`{path} --help` shows what it takes")  # type: ignore[attr-defined]
+        _say(message, f"`{path} --help` shows what it takes")
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted; nothing was written", "")
@@ -82,6 +86,10 @@ def main() -> None:
     except BrokenPipeError:  # the reader (`| head`) has gone: nothing more to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:  # a full disk behind standard output
+        _say(f"cannot write the output: {error.strerror or error}", "")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 2
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -49,7 +49,7 @@ def collective(
     plot: Annotated[
         str | None, typer.Option(metavar="FILE", help="Draw busbw over size into a PNG, SVG or PDF (matplotlib).")
     ] = None,
-    width: Annotated[int | None, typer.Option(help="Columns of the table; default: the terminal's.")] = None,
+    width: Annotated[int | None, typer.Option(min=30, help="Columns of the table; default: the terminal's.")] = None,
 ) -> None:
     """Time a collective on an idle topology: seconds, algbw and busbw by algorithm, as nccl-tests does.
 

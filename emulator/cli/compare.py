@@ -14,7 +14,7 @@ def compare(
     results: Annotated[
         list[str], typer.Argument(help="Result files written by `emu run --json`; the first is the base.")
     ],
-    width: Annotated[int | None, typer.Option(help="Columns; default: the terminal's.")] = None,
+    width: Annotated[int | None, typer.Option(min=30, help="Columns; default: the terminal's.")] = None,
 ) -> None:
     """Show several results side by side, with their differences from the first.
 

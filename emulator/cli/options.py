@@ -44,7 +44,11 @@ def console(width: int | None = None, *, stderr: bool = False) -> Console:
     """A rich console that respects NO_COLOR, pipes and the terminal's encoding."""
     from rich.console import Console  # noqa: PLC0415  (rich costs start-up time)
 
-    return Console(width=width, stderr=stderr, highlight=False, soft_wrap=False)
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # the reader has had enough; the command line knows what to do
+
+    return Piped(width=width, stderr=stderr, highlight=False, soft_wrap=False)
 
 
 @contextmanager

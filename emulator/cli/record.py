@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from emulator.errors import InputError
+from emulator.trace.io import SUFFIXES
+
 
 def record(
     context: typer.Context,
@@ -28,6 +31,8 @@ def record(
 
     The options of a workload:  emu record -o t.json llama.py --help
     """
+    if not output.name.endswith(SUFFIXES):
+        raise InputError(f"the name has to end in {', '.join(SUFFIXES)}", source=str(output))
     from emulator.capture.command import record_command  # noqa: PLC0415  (torch takes seconds to import)
 
     def say(text: str) -> None:

@@ -11,7 +11,7 @@ from emulator.cli.options import console
 
 def report(
     result: Annotated[str, typer.Argument(help="Result file written by `emu run --json`.")],
-    width: Annotated[int | None, typer.Option(help="Columns; default: the terminal's.")] = None,
+    width: Annotated[int | None, typer.Option(min=30, help="Columns; default: the terminal's.")] = None,
 ) -> None:
     """Report where the time of a saved result went."""
     from emulator.report.summary import render  # noqa: PLC0415

@@ -61,7 +61,7 @@ def run(
     no_fold: Annotated[
         bool, typer.Option("--no-fold", help="Simulate every rank, not classes of equal ranks.")
     ] = False,
-    width: Annotated[int | None, typer.Option(help="Columns of the report; default: the terminal's.")] = None,
+    width: Annotated[int | None, typer.Option(min=30, help="Columns of the report; default: the terminal's.")] = None,
 ) -> None:
     """Replay one step of a recorded job on a topology and report where the time goes.
 

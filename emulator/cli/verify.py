@@ -48,7 +48,7 @@ def verify(
         str | None,
         typer.Option(metavar="FILE", help="Write the findings (emu-verify/1); `-` prints them and nothing else."),
     ] = None,
-    width: Annotated[int | None, typer.Option(help="Columns of the table; default: the terminal's.")] = None,
+    width: Annotated[int | None, typer.Option(min=30, help="Columns of the table; default: the terminal's.")] = None,
 ) -> None:
     """Prove that what is simulated computes the right numbers, on real tensors in processes of this machine.
 

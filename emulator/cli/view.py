@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,7 @@ def view(
     start: Annotated[str, typer.Option("--from", help="Start of the window, e.g. `12 ms`.")] = "0",
     end: Annotated[str | None, typer.Option("--to", help="End of the window; default: the end of the step.")] = None,
     classes: Annotated[list[int] | None, typer.Option("--class", help="Only these rank classes; repeatable.")] = None,
-    width: Annotated[int | None, typer.Option(help="Columns; default: the terminal's, 120 for SVG.")] = None,
+    width: Annotated[int | None, typer.Option(min=30, help="Columns; default: the terminal's, 120 for SVG.")] = None,
 ) -> None:
     """Show when every stream of every rank class did what: interactive, or with --plain, --svg, --png as it stands.
 
@@ -53,7 +54,7 @@ def view(
 
 
 def _interactive(found: Result, path: str, first: float, last: float | None) -> None:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         raise InputError("the interactive timeline needs a terminal", source=path, remedy=f"emu view {path} --plain")
     from emulator.view.app import show  # noqa: PLC0415  (textual costs start-up time)
 

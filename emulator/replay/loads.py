@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from emulator.topology.graph import Topology
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+LinkEvents = Mapping[int, Sequence[tuple[float, float]]]
 _LISTED = 24
 _DIGITS = 9  # links whose loads agree to so many digits are shown as one
 
@@ -120,12 +122,14 @@ def load_over_time(carriers: Carriers, tables: Tables, transfers: Executions, na
     return LinkLoad(link=name, time=times, rate=load)
 
 
-def hottest(loads: Loads, tables: Tables, topology: Topology, step: float) -> tuple[list[LinkUse], list[int]]:
-    """The links that were used most, links with equal loads as one, and their numbers."""
-    share = loads.bytes / _possible_bytes(loads.link, topology.capacity, tables.link_events, step)
+def hottest(loads: Loads, topology: Topology, events: LinkEvents, step: float) -> tuple[list[LinkUse], list[int]]:
+    """The links that were used most, links with equal loads as one, and their numbers. ``events`` are the capacity
+    changes of links of the topology."""
+    possible = _possible_bytes(loads.link, topology.capacity, events, step)
+    share = loads.bytes / possible
     _, load = np.unique(_rounded(loads.bytes), return_inverse=True)
     _, capacity = np.unique(topology.capacity[loads.link], return_inverse=True)
-    changes = np.isin(loads.link, list(tables.link_events))
+    changes = np.isin(loads.link, list(events))
     code = load.ravel()
     for column in (capacity.ravel(), topology.link_level[loads.link], loads.users, changes.astype(np.int64)):
         code = code * (int(column.max(initial=0)) + 1) + column
@@ -139,7 +143,7 @@ def hottest(loads: Loads, tables: Tables, topology: Topology, step: float) -> tu
         found.append(
             LinkUse(
                 link=topology.link_name(link), level=topology.level_names[topology.link_level[link]],
-                count=int(alike[k]), capacity_bytes_per_second=float(topology.capacity[link]),
+                count=int(alike[k]), capacity_bytes_per_second=float(possible[i] / step),
                 bytes=float(loads.bytes[i]), utilisation=float(share[i]), groups=list(loads.names[loads.users[i]]),
             )
         )  # fmt: skip
@@ -152,9 +156,7 @@ def _rounded(x: Floats) -> Floats:
     return np.asarray(np.round(x * scale) / scale, dtype=np.float64)
 
 
-def _possible_bytes(
-    links: Ints, capacity: Floats, events: dict[int, tuple[tuple[float, float], ...]], step: float
-) -> Floats:
+def _possible_bytes(links: Ints, capacity: Floats, events: LinkEvents, step: float) -> Floats:
     """What each of the links could have carried during the step."""
     possible = capacity[links] * step
     for i in np.flatnonzero(np.isin(links, list(events))).tolist():

@@ -100,4 +100,6 @@ def _factor(text: str, whole: str, option: str, remedy: str) -> float:
         value = -1.0
     if not 0 < value < np.inf:
         raise InputError(f"{whole!r}: the factor has to be a number above 0", source=option, remedy=remedy)
+    if option == "--degrade" and value > 1:
+        raise InputError(f"{whole!r}: the factor of a degraded link is at most 1", source=option, remedy=remedy)
     return value

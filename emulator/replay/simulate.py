@@ -213,7 +213,8 @@ def _replay(
     step = max(float(times.end.max(initial=0.0)) for times in attempt.times) + sum(jump.seconds for jump in jumps)
     carried = phase_bytes(tables, run.transfers, weights(jumps, run.transfers.end))
     loads = attempt.quotient.loads(carried)
-    links, numbers = hottest(loads, tables, topology, step)
+    changes = {} if options.perturbation is None else options.perturbation.link_events(topology.capacity)
+    links, numbers = hottest(loads, topology, changes, step)
     return Replay(
         step_seconds=step,
         ranks=classes,

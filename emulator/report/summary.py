@@ -66,8 +66,8 @@ def _facts(result: Result) -> Table:
 def _fact_lines(result: Result) -> Iterator[tuple[str, str]]:
     trace, topology, device, folding = result.trace, result.topology, result.device, result.folding
     parallel = trace.parallel
-    if isinstance(parallel, dict):
-        parallel = " x ".join(f"{axis} {extent}" for axis, extent in parallel.items())
+    if isinstance(parallel, dict):  # an axis of one rank divides nothing: where all are, the job is one rank
+        parallel = " x ".join(f"{axis} {extent}" for axis, extent in parallel.items() if extent > 1)
     yield (
         "job",
         _listed(
@@ -92,7 +92,7 @@ def _fact_lines(result: Result) -> Iterator[tuple[str, str]]:
             separator="; ",
         ),
     )
-    fused = f"{device.kernels_recorded} recorded kernels timed as {device.kernels_timed}"
+    fused = f"{device.kernels_recorded:,} recorded kernels timed as {device.kernels_timed:,}"
     yield (
         "device",
         _listed(

@@ -230,7 +230,7 @@ class LinkUse(msgspec.Struct):
     link: str
     level: str
     count: int
-    capacity_bytes_per_second: float
+    capacity_bytes_per_second: float  # mean over the step where it changes
     bytes: float
     utilisation: float  # of capacity x step
     groups: list[str]

@@ -72,7 +72,7 @@ def check_schema(schema: str, source: str) -> None:
         raise InputError(
             f'no "schema" key: not an {SCHEMA} file',
             source=source,
-            remedy="`emu trace convert` will read other formats; `emu record` writes this one",
+            remedy="`emu record` writes this format (docs/trace.md)",
         )
     if schema != SCHEMA:
         raise InputError(f"schema is {schema!r}, this version reads {SCHEMA!r}", source=source, place="schema")
