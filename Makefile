@@ -37,11 +37,12 @@ traces: $(VENV)/ready-to-test
 	$(BIN)/emu record -o traces/llama-405b-16384.json.zst --world 16384 workloads/llama.py --model 405b --pp 16 --fsdp 128 --tp 8 --microbatches 16
 	$(BIN)/emu record -o traces/deepseek-v3-2048.json.zst --world 2048 workloads/moe.py --model deepseek-v3 --pp 16 --ep 64 --fsdp 2 --microbatches 16 --routing balanced
 
-# The timeline in the README.
+# The timeline in the README and the screenshots of docs/report.md.
 picture: $(VENV)/ready-to-run
 	mkdir -p build
 	$(BIN)/emu run --topo fattree --trace llama.json --json build/llama.json > build/report.txt
 	$(BIN)/emu view build/llama.json --svg docs/timeline.svg --width 100
+	$(BIN)/python docs/screenshots.py docs
 
 bench: $(VENV)/ready-to-test
 	$(BIN)/python benchmarks/main_job.py
