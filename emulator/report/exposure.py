@@ -28,6 +28,8 @@ def expose(history: History, rank_class: int, pieces: Pieces) -> Exposure:
     """Give the pieces of both exposed lines of one rank class to communication ops."""
     rank = history.ranks[rank_class]
     exposed = np.flatnonzero(pieces.on("exposed_transfer") | pieces.on("exposed_wait"))[::-1]  # on the way back
+    if not len(exposed):
+        return Exposure(np.zeros(len(rank.start)), np.zeros(len(rank.start)))
     middles = (pieces.edges[exposed] + pieces.edges[exposed + 1]) / 2
     transfers = pieces.on("exposed_transfer")[exposed]
     rows = np.array(_met(rank, pieces.edges[exposed + 1], middles.tolist()), dtype=np.int64)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 from math import fsum
 
 import numpy as np
@@ -44,7 +46,7 @@ class Pieces:
     communicates: Mask
     waits_for_peer: Mask
 
-    @property
+    @cached_property
     def lengths(self) -> Floats:
         """Seconds that each piece stands for."""
         return np.asarray(np.diff(self.edges) * self.repeats)
@@ -83,16 +85,16 @@ def cut_spans(table: OpTable, spans: Spans, step_seconds: float, omitted: Sequen
     bounds = np.clip([0.0, first, last, step_seconds, *periods], 0.0, step_seconds)
     sides = [side for layer in layers for side in layer]
     edges, places = np.unique(np.concatenate([bounds, *sides]), return_inverse=True)
-    at = np.split(places, np.cumsum([len(bounds), *(len(side) for side in sides)])[:-1])[1:]
+    ends = list(accumulate((len(side) for side in sides), initial=len(bounds)))
+    at = [places[low:high] for low, high in pairwise(ends)]
     computes, transfers, communicates, waiting, for_peer, held_by_host = (
         _between(len(edges), *at[i : i + 2]) for i in range(0, len(at), 2)
     )
     middle = edges[:-1]
-    line = np.select(
-        [computes, transfers, waiting, held_by_host, middle < first, middle >= last],
-        [np.int8(i) for i in range(6)],
-        np.int8(6),
-    )
+    line = np.full(len(middle), 6, dtype=np.int8)
+    holding = [computes, transfers, waiting, held_by_host, middle < first, middle >= last]
+    for i, mask in reversed(list(enumerate(holding))):  # the first that holds is written last
+        line[mask] = i
     return Pieces(edges, repeats_of(middle, omitted), line, computes, transfers, communicates, for_peer)
 
 
@@ -129,9 +131,12 @@ def covered(edges: Floats, start: Floats, end: Floats) -> Mask:
 
 def _between(edges: int, first: Ints, last: Ints) -> Mask:
     """For each piece between so many edges: is it between the ``first`` and ``last`` edge of any span?"""
+    if not len(first):  # most often: a rank that computes and no more has five such layers of six
+        return np.zeros(edges - 1, dtype=bool)
     change = np.bincount(first, minlength=edges) - np.bincount(last, minlength=edges)
     return np.asarray(np.cumsum(change)[:-1] > 0)
 
 
 def _clip(start: Floats, end: Floats, step_seconds: float) -> tuple[Floats, Floats]:
-    return np.clip(start, 0.0, step_seconds), np.clip(end, 0.0, step_seconds)
+    low, high = np.maximum(start, 0.0), np.maximum(end, 0.0)
+    return np.minimum(low, step_seconds), np.minimum(high, step_seconds)
