@@ -29,6 +29,8 @@ def test_ctrl_c_ends_a_replay_and_leaves_nothing(tmp_path):
         [sys.executable, "-m", "emulator", "run", "--trace", "t.json", "--no-fold", "--json", "r.json"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # A shell's background job ignores the signal, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     try:
         time.sleep(4)
