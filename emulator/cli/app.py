@@ -7,6 +7,7 @@ import sys
 from typing import Annotated, cast
 
 import typer
+from typer.core import TyperGroup
 
 from emulator import __version__
 from emulator.cli import collective, compare, export, record, report, run, topo, trace, verify, view
@@ -17,8 +18,20 @@ _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 _INTERRUPTED = 130
 
+
+class _Commands(TyperGroup):
+    """The subcommands. That the reader has gone is said without an errno, on which typer would leave with 1."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise BrokenPipeError from None
+
+
 app = typer.Typer(
     name="emu",
+    cls=_Commands,
     help="What would my torch training job do on a cluster I do not have?\n\n"
     "Record a job on a CPU (`emu record`), replay it on a fabric (`emu run`), look at it (`emu view`).\n\n"
     "First try:  emu run --topo fattree --trace llama.json",

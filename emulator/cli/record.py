@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from emulator.errors import InputError
+from emulator.report.figures import several
 from emulator.trace.io import SUFFIXES
 
 
@@ -44,5 +45,5 @@ def record(
         progress=say,
     )  # fmt: skip
     ops = sum(len(program.ops) for program in trace.programs)
-    print(f"{output}: {trace.world_size} ranks, {len(trace.programs)} programs, {ops:,} lines")
+    print(f"{output}: {several(trace.world_size, 'rank')}, {several(len(trace.programs), 'program')}, {ops:,} lines")
     print(f"Replay it with `emu run --topo fattree --trace {output}`.")
