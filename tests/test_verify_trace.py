@@ -81,6 +81,13 @@ def test_llama_more(tmp_path, name):
     assert_proved(recorded(tmp_path, "workloads/llama.py", *LLAMA, *MORE[name]), topologies=TOPOLOGIES)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [("--ep", "2"), ("--ep", "2", "--fsdp", "2")], ids=["ep", "ep-fsdp"])
+def test_experts(tmp_path, parallel):
+    """A learned router: who goes to which expert follows from the data."""
+    assert_proved(recorded(tmp_path, "workloads/moe.py", "--model", "tiny", *parallel), topologies=TOPOLOGIES)
+
+
 @pytest.fixture(scope="module")
 def fsdp(tmp_path_factory):
     return recorded(tmp_path_factory.mktemp("fsdp"), "workloads/llama.py", *LLAMA, "--fsdp", "2")
