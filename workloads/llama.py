@@ -24,9 +24,6 @@ from layers import Attention, Block, Decoder, FeedForward, Part, Shape, rotary_t
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from emulator.cost.attention import attention_flops
-from emulator.trace.schema import Attention as AttentionShape
-
 MODELS = {  # Llama 3: arXiv 2407.21783, table 3
     "tiny": Shape(dim=32, layers=4, heads=4, kv_heads=2, ffn=96, vocab=128, sequence=32, dtype="float32"),
     "8b": Shape(dim=4096, layers=32, heads=32, kv_heads=8, ffn=14336, vocab=128256),
@@ -53,40 +50,23 @@ def make_layer(shape: Shape, _index: int) -> Block:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this workload; the parsed namespace is the ``config`` of the other functions."""
-    parser.add_argument("--model", choices=sorted(MODELS), default="tiny")
-    parser.add_argument("--layers", type=int, help="instead of the model's own number")
-    parser.add_argument("--sequence", type=int, help="tokens per sequence (8192; tiny: 32)")
+    training.add_model_arguments(parser, MODELS, 8192)
     parallel.add_arguments(parser)
-
-
-def shape_of(config: argparse.Namespace) -> Shape:
-    """Sizes of the configured model."""
-    return MODELS[config.model]
-
-
-def sequence_of(config: argparse.Namespace) -> int:
-    """Tokens per sequence, T."""
-    return int(config.sequence or shape_of(config).sequence)
-
-
-def layers_of(config: argparse.Namespace) -> int:
-    """Number of decoder layers, L."""
-    return int(config.layers or shape_of(config).layers)
 
 
 def mesh_axes(config: argparse.Namespace) -> dict[str, int]:
     """Extent of every mesh axis, slowest first. Raises InputError if the model cannot be laid out on it."""
     axes = parallel.mesh_axes(config)
-    shape, tp, cp = shape_of(config), config.tp, config.cp
+    shape, tp, cp = MODELS[config.model], config.tp, config.cp
     check = partial(parallel.check_divides, model=config.model)
     for what, size in {
         "heads": shape.heads, "key/value heads": shape.kv_heads, "vocabulary": shape.vocab, "ffn": shape.ffn
     }.items():  # fmt: skip
         check(what, size, tp, "--tp")
     if cp > 1:
-        check("tokens (two chunks per rank)", sequence_of(config), 2 * cp, "--cp")
+        check("tokens (two chunks per rank)", training.sequence_of(config, shape), 2 * cp, "--cp")
     if config.sp:
-        check("sequence", sequence_of(config) // cp, tp, "--tp")
+        check("sequence", training.sequence_of(config, shape) // cp, tp, "--tp")
     sharding = parallel.product(config, parallel.SHARDING)
     for what, rows in {
         "model width": shape.dim,
@@ -96,7 +76,7 @@ def mesh_axes(config: argparse.Namespace) -> dict[str, int]:
     }.items():
         check(f"{what} per rank", rows, sharding, "--fsdp" if config.fsdp > 1 else "--cp")
     parallel.check_vocabulary(shape.vocab // tp, sharding, config)
-    pipeline.check(config, layers_of(config))
+    pipeline.check(config, training.layers_of(config, shape))
     parallel.dtypes(config, shape.dtype)
     return axes
 
@@ -108,33 +88,16 @@ def roles(config: argparse.Namespace) -> tuple[str, ...]:
 
 def parameters_of(config: argparse.Namespace) -> int:
     """Number of parameters of the whole model, input embedding included."""
-    s = shape_of(config)
+    s = MODELS[config.model]
     layer = s.dim * s.head_dim * (2 * s.heads + 2 * s.kv_heads) + 3 * s.dim * s.ffn + 2 * s.dim
-    return layers_of(config) * layer + 2 * s.vocab * s.dim + s.dim
+    return training.layers_of(config, s) * layer + 2 * s.vocab * s.dim + s.dim
 
 
 def describe(config: argparse.Namespace) -> dict[str, Any]:
-    """What the trace says about the job; FLOPs are those of the whole step on all ranks (6NT + causal attention)."""
-    s, length, layers = shape_of(config), sequence_of(config), layers_of(config)
-    sequences = config.batch * parallel.microbatches(config) * parallel.data_ranks(config)
-    tokens = sequences * length
-    counted = parameters_of(config) - s.vocab * s.dim
-    attention = sum(
-        attention_flops(
-            AttentionShape(
-                batch=sequences, heads=s.heads, kv_heads=s.kv_heads, head_dim=s.head_dim, query_length=length,
-                key_length=length, causal=True, backward=backward,
-            )
-        )
-        for backward in (False, True)
-    )  # fmt: skip
-    return training.describe(config, s.dtype, s.vocab) | {
+    """What the trace says about the job."""
+    params = parameters_of(config)
+    return training.describe(config, MODELS[config.model], params=params, met=params) | {
         "model": f"llama3-{config.model}",
-        "params": parameters_of(config),
-        "tokens_per_step": tokens,
-        "layers": layers,
-        "sequence": length,
-        "model_flops": 6 * counted * tokens + layers * attention,
         "model_flops_note": "6NT, N without the input embedding, + causal attention with a backward of 2.5 forwards",
     }
 
@@ -142,12 +105,12 @@ def describe(config: argparse.Namespace) -> dict[str, Any]:
 def build(config: argparse.Namespace, mesh: DeviceMesh | None) -> training.Job:
     """This rank's part of the model on ``mesh`` (None: all of it, in one process), and AdamW."""
     mesh_axes(config)
-    shape = shape_of(config)
+    shape = MODELS[config.model]
     model = training.Model(
         width=shape.dim,
         vocabulary=shape.vocab,
-        layers=layers_of(config),
-        sequence=sequence_of(config),
+        layers=training.layers_of(config, shape),
+        sequence=training.sequence_of(config, shape),
         dtype=shape.dtype,
         build=lambda part, positions, dtype: Llama(shape, part, positions, dtype, config.seed),
         apply_tp=lambda part, tp: parallel.apply_tp(
@@ -159,7 +122,7 @@ def build(config: argparse.Namespace, mesh: DeviceMesh | None) -> training.Job:
 
 def batch(config: argparse.Namespace, step: int) -> Tensor:
     """Token ids of the whole job's step, (B, T + 1): the same on every rank."""
-    return training.make_batch(config, step, sequence_of(config), shape_of(config).vocab)
+    return training.make_batch(config, step, MODELS[config.model])
 
 
 def train_step(job: training.Job, tokens: Tensor) -> Tensor | None:

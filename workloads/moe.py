@@ -28,9 +28,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import PrepareModuleInput, SequenceParallel, parallelize_module
 
-from emulator.cost.attention import attention_flops
 from emulator.errors import InputError
-from emulator.trace.schema import Attention as AttentionShape
 
 
 @dataclass(frozen=True)
@@ -69,34 +67,17 @@ MODELS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this workload; the parsed namespace is the ``config`` of the other functions."""
-    parser.add_argument("--model", choices=sorted(MODELS), default="tiny")
-    parser.add_argument("--layers", type=int, help="instead of the model's own number")
-    parser.add_argument("--sequence", type=int, help="tokens per sequence (4096; tiny: 32)")
+    training.add_model_arguments(parser, MODELS, 4096)
     parser.add_argument("--ep", type=int, default=1, metavar="N", help="expert parallel over N ranks (times --tp)")
     parser.add_argument("--routing", choices=("learned", "balanced", "skewed"), default="learned")
     parser.add_argument("--skew", type=float, default=1.0, help="with --routing skewed: shares fall as 1/n^SKEW (1)")
     parallel.add_arguments(parser)
 
 
-def shape_of(config: argparse.Namespace) -> MoeShape:
-    """Sizes of the configured model."""
-    return MODELS[config.model]
-
-
-def sequence_of(config: argparse.Namespace) -> int:
-    """Tokens per sequence, T."""
-    return int(config.sequence or shape_of(config).sequence)
-
-
-def layers_of(config: argparse.Namespace) -> int:
-    """Number of decoder layers, L."""
-    return int(config.layers or shape_of(config).layers)
-
-
 def mesh_axes(config: argparse.Namespace) -> dict[str, int]:
     """Extent of every mesh axis, slowest first. Raises InputError if the model cannot be laid out on it."""
     axes = parallel.mesh_axes(config)
-    shape, tp, cp = shape_of(config), config.tp, config.cp
+    shape, tp, cp = MODELS[config.model], config.tp, config.cp
     check = partial(parallel.check_divides, model=config.model)
     check("experts", shape.experts, config.ep * tp, "--ep")
     if tp > 1 and not config.sp:
@@ -108,8 +89,8 @@ def mesh_axes(config: argparse.Namespace) -> dict[str, int]:
     for what, size in {"heads": shape.heads, "key/value heads": shape.kv_heads, "vocabulary": shape.vocab}.items():
         check(what, size, tp, "--tp")
     if cp > 1:
-        check("tokens (two chunks per rank)", sequence_of(config), 2 * cp, "--cp")
-    check("sequence", sequence_of(config) // cp, tp, "--tp")
+        check("tokens (two chunks per rank)", training.sequence_of(config, shape), 2 * cp, "--cp")
+    check("sequence", training.sequence_of(config, shape) // cp, tp, "--tp")
     sharding = parallel.product(config, parallel.SHARDING)
     check("model width per rank", shape.dim, sharding, "--fsdp" if config.fsdp > 1 else "--ep")
     parallel.check_vocabulary(shape.vocab // tp, sharding, config)
@@ -118,7 +99,7 @@ def mesh_axes(config: argparse.Namespace) -> dict[str, int]:
             "experts that one rank alone has are in no FSDP unit that could keep them in another dtype",
             source="--master-dtype",
         )
-    pipeline.check(config, layers_of(config))
+    pipeline.check(config, training.layers_of(config, shape))
     parallel.dtypes(config, shape.dtype)
     return axes
 
@@ -126,12 +107,13 @@ def mesh_axes(config: argparse.Namespace) -> dict[str, int]:
 def roles(config: argparse.Namespace) -> tuple[str, ...]:
     """Axes along which ranks do different work: also those that have experts of different popularity."""
     uneven = ("ep", "tp") if config.routing == "skewed" else ()
-    return parallel.roles(config) + tuple(axis for axis in uneven if parallel.extents(config)[axis] > 1)
+    return parallel.roles(config) + parallel.split_axes(config, uneven)
 
 
 def parameters_of(config: argparse.Namespace, *, active: bool = False) -> int:
     """Number of parameters of the whole model, or of those that one token meets."""
-    s, layers = shape_of(config), layers_of(config)
+    s = MODELS[config.model]
+    layers = training.layers_of(config, s)
     if s.latent is not None:
         attention = s.latent.parameters(s.dim, s.heads)
     else:
@@ -144,28 +126,14 @@ def parameters_of(config: argparse.Namespace, *, active: bool = False) -> int:
 
 
 def describe(config: argparse.Namespace) -> dict[str, Any]:
-    """What the trace says about the job; FLOPs are those of the whole step on all ranks (6NT + causal attention)."""
-    s, length, layers = shape_of(config), sequence_of(config), layers_of(config)
-    sequences = config.batch * parallel.microbatches(config) * parallel.data_ranks(config)
-    counted = parameters_of(config, active=True) - s.vocab * s.dim
-    attention = sum(
-        attention_flops(
-            AttentionShape(
-                batch=sequences, heads=s.heads, kv_heads=s.kv_heads,
-                head_dim=s.latent.head_dim if s.latent else s.head_dim,
-                query_length=length, key_length=length, causal=True, backward=backward,
-            )
-        )
-        for backward in (False, True)
+    """What the trace says about the job."""
+    shape, params = MODELS[config.model], parameters_of(config)
+    described = training.describe(
+        config, shape, params=params, met=parameters_of(config, active=True),
+        head_dim=shape.latent.head_dim if shape.latent else None,
     )  # fmt: skip
-    described = training.describe(config, s.dtype, s.vocab)
     return described | {
         "model": f"moe-{config.model}",
-        "params": parameters_of(config),
-        "tokens_per_step": sequences * length,
-        "layers": layers,
-        "sequence": length,
-        "model_flops": 6 * counted * sequences * length + layers * attention,
         "model_flops_note": "6NT, N what a token meets but the input embedding, + causal attention (backward 2.5x)",
         "notes": described["notes"] | {"routing": config.routing},
     }
@@ -176,14 +144,13 @@ def build(config: argparse.Namespace, mesh: DeviceMesh | None) -> training.Job:
     mesh_axes(config)
     if config.routing == "learned" and dist.is_initialized() and dist.get_backend() == "fake":
         raise InputError("a fake world has no data to route by", source="--routing", remedy="balanced or skewed")
-    shape = shape_of(config)
+    shape = MODELS[config.model]
 
     def part_of(part: Part, positions: Tensor, dtype: torch.dtype) -> Decoder:
         rotary = rotary_table(positions, shape.rotary_dim, dtype)
         model = Decoder(shape.dim, shape.vocab, part, partial(make_layer, config), rotary, config.seed)
         if mesh is not None and config.ep * config.tp > 1:
-            axes = tuple(axis for axis in ("ep", "tp") if parallel.extents(config)[axis] > 1)
-            spread = mesh[axes[0]] if len(axes) == 1 else mesh[axes]._flatten("_".join(axes))
+            spread = parallel.as_one_axis(mesh, parallel.split_axes(config, ("ep", "tp")))
             for layer in model.layers.values():
                 if isinstance(layer.feed_forward, MixtureOfExperts):
                     layer.feed_forward.spread(spread.get_group())
@@ -192,8 +159,8 @@ def build(config: argparse.Namespace, mesh: DeviceMesh | None) -> training.Job:
     model = training.Model(
         width=shape.dim,
         vocabulary=shape.vocab,
-        layers=layers_of(config),
-        sequence=sequence_of(config),
+        layers=training.layers_of(config, shape),
+        sequence=training.sequence_of(config, shape),
         dtype=shape.dtype,
         build=part_of,
         apply_tp=partial(apply_tp, config),
@@ -204,7 +171,7 @@ def build(config: argparse.Namespace, mesh: DeviceMesh | None) -> training.Job:
 
 def make_layer(config: argparse.Namespace, index: int) -> Block:
     """One decoder layer: with experts, but for the first, dense ones."""
-    s = shape_of(config)
+    s = MODELS[config.model]
     attention = LatentAttention(s.dim, s.heads, s.latent) if s.latent is not None else Attention(s)
     if index < s.dense:
         return Block(s.dim, attention, FeedForward(s.dim, s.ffn))
@@ -251,8 +218,7 @@ def shard_experts(
         for parameter in mixture.experts.parameters():
             parameter.register_hook(lambda gradient: gradient / sources)
         return set(mixture.experts.parameters())
-    axes = tuple(axis for axis in ("fsdp", "cp") if parallel.extents(config)[axis] > 1)
-    shards = mesh[axes[0]] if len(axes) == 1 else mesh[axes]._flatten("_".join(axes))
+    shards = parallel.as_one_axis(mesh, parallel.split_axes(config, ("fsdp", "cp")))
     dim = 0 if mixture.experts.w1.shape[0] % shards.size() == 0 else 1
     fully_shard(
         mixture.experts, mesh=shards, shard_placement_fn=lambda _parameter: Shard(dim),
@@ -265,7 +231,7 @@ def shard_experts(
 
 def batch(config: argparse.Namespace, step: int) -> Tensor:
     """Token ids of the whole job's step, (B, T + 1): the same on every rank."""
-    return training.make_batch(config, step, sequence_of(config), shape_of(config).vocab)
+    return training.make_batch(config, step, MODELS[config.model])
 
 
 def train_step(job: training.Job, tokens: Tensor) -> Tensor | None:
@@ -275,7 +241,7 @@ def train_step(job: training.Job, tokens: Tensor) -> Tensor | None:
 
 def part_of(config: argparse.Namespace, mesh: DeviceMesh, name: str, tensor: Tensor) -> Tensor:
     """This rank's part of a tensor of the whole model, where it is a plain slice: the experts that live here."""
-    over = [axis for axis in ("ep", "tp") if parallel.extents(config)[axis] > 1]
+    over = parallel.split_axes(config, ("ep", "tp"))
     if ".experts." not in name or not over:
         return tensor
     for axis in over:

@@ -72,6 +72,11 @@ def extents(config: argparse.Namespace) -> dict[str, int]:
     return {axis: int(getattr(config, axis, 1)) for axis in AXES}
 
 
+def split_axes(config: argparse.Namespace, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the axes that have more than one rank."""
+    return tuple(axis for axis in axes if extents(config)[axis] > 1)
+
+
 def data_ranks(config: argparse.Namespace) -> int:
     """Number of ranks that have sequences of their own."""
     return product(config, DATA)
@@ -151,7 +156,7 @@ def roles(config: argparse.Namespace) -> tuple[str, ...]:
         axes.append("dp")
     if config.fsdp_version == 1:
         axes.append("fsdp")
-    return tuple(axis for axis in axes if extents(config)[axis] > 1)
+    return split_axes(config, tuple(axes))
 
 
 SPLIT = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")  # schedules that split the backward
@@ -245,11 +250,16 @@ def apply_recompute(model: nn.Module, how: str) -> None:
 
 def shard_mesh(mesh: DeviceMesh, config: argparse.Namespace) -> DeviceMesh | None:
     """The mesh over which parameters are sharded, with the replicas before it; None if they are not."""
-    axes = tuple(axis for axis in SHARDING if extents(config)[axis] > 1)
+    axes = split_axes(config, SHARDING)
     if not axes:
         return None
     if config.dp > 1:
         return mesh["dp", axes[0]]
+    return as_one_axis(mesh, axes)
+
+
+def as_one_axis(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
+    """The part of the mesh along some axes, as a mesh of one axis."""
     return mesh[axes[0]] if len(axes) == 1 else mesh[axes]._flatten("_".join(axes))
 
 

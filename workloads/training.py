@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,15 @@ import pipeline
 import ring
 import torch
 import torch.nn.functional as F
-from layers import Decoder, Part
+from layers import Decoder, Part, Shape
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
+
+from emulator.cost.attention import attention_flops
+from emulator.trace.schema import Attention as AttentionShape
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,26 @@ class Job:
     positions: Tensor  # ... and which of their tokens
 
 
-def sequence_tokens(config: argparse.Namespace, length: int) -> int:
-    """Tokens that a rank has of each sequence."""
-    return length // int(config.cp)
+def add_model_arguments(parser: argparse.ArgumentParser, models: Mapping[str, Shape], usual: int) -> None:
+    """Which of the models, and what may be changed of it; ``usual`` is the length that all but the tiny one have."""
+    parser.add_argument("--model", choices=sorted(models), default="tiny")
+    parser.add_argument("--layers", type=int, help="instead of the model's own number")
+    parser.add_argument("--sequence", type=int, help=f"tokens per sequence ({usual}; tiny: 32)")
+
+
+def sequence_of(config: argparse.Namespace, shape: Shape) -> int:
+    """Tokens per sequence, T."""
+    return int(config.sequence or shape.sequence)
+
+
+def layers_of(config: argparse.Namespace, shape: Shape) -> int:
+    """Number of decoder layers, L."""
+    return int(config.layers or shape.layers)
+
+
+def sequences_of(config: argparse.Namespace) -> int:
+    """Sequences in the whole job's step, B."""
+    return int(config.batch * parallel.microbatches(config) * parallel.data_ranks(config))
 
 
 def build_job(config: argparse.Namespace, mesh: DeviceMesh | None, model: Model) -> Job:
@@ -176,14 +196,43 @@ def train_step(job: Job, tokens: Tensor) -> Tensor | None:
     return loss
 
 
-def make_batch(config: argparse.Namespace, step: int, length: int, vocabulary: int) -> Tensor:
+def make_batch(config: argparse.Namespace, step: int, shape: Shape) -> Tensor:
     """Token ids of the whole job's step, (B, T + 1): the same on every rank."""
     generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-    sequences = config.batch * parallel.microbatches(config) * parallel.data_ranks(config)
-    return torch.randint(0, vocabulary, (sequences, length + 1), generator=generator)
+    tokens = (sequences_of(config), sequence_of(config, shape) + 1)
+    return torch.randint(0, shape.vocab, tokens, generator=generator)
 
 
-def describe(config: argparse.Namespace, dtype: str, vocabulary: int) -> dict[str, Any]:
+def describe(
+    config: argparse.Namespace, shape: Shape, *, params: int, met: int, head_dim: int | None = None
+) -> dict[str, Any]:
+    """What a trace says about the job; FLOPs are those of the whole step on all ranks (6NT + causal attention).
+
+    ``params`` is the number of all parameters, ``met`` of those that one token meets, the input embedding included;
+    ``head_dim`` that of attention (None: the shape's).
+    """
+    length, layers = sequence_of(config, shape), layers_of(config, shape)
+    sequences = sequences_of(config)
+    tokens = sequences * length
+    attention = sum(
+        attention_flops(
+            AttentionShape(
+                batch=sequences, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=head_dim or shape.head_dim,
+                query_length=length, key_length=length, causal=True, backward=backward,
+            )
+        )
+        for backward in (False, True)
+    )  # fmt: skip
+    return describe_parallel(config, shape) | {
+        "params": params,
+        "tokens_per_step": tokens,
+        "layers": layers,
+        "sequence": length,
+        "model_flops": 6 * (met - shape.vocab * shape.dim) * tokens + layers * attention,
+    }
+
+
+def describe_parallel(config: argparse.Namespace, shape: Shape) -> dict[str, Any]:
     """What a trace says of how the job is parallelised."""
     said: dict[str, int] = {axis: extent for axis, extent in parallel.extents(config).items() if extent > 1}
     for axis in parallel.ALWAYS:
@@ -193,11 +242,11 @@ def describe(config: argparse.Namespace, dtype: str, vocabulary: int) -> dict[st
         said["microbatches"] = parallel.microbatches(config)
     if config.pp > 1:
         said["stages_per_rank"] = pipeline.stages_per_rank(config)
-    rows, ranks = vocabulary // config.tp, parallel.product(config, parallel.SHARDING)
+    rows, ranks = shape.vocab // config.tp, parallel.product(config, parallel.SHARDING)
     notes: dict[str, int | str] = {}
     if rows % ranks:
         notes["uneven_shards"] = f"{rows} vocabulary rows over {ranks} ranks: padded, and the last ranks optimize less"
-    return {"parallel": said, "dtype": config.dtype or dtype, "notes": notes}
+    return {"parallel": said, "dtype": config.dtype or shape.dtype, "notes": notes}
 
 
 def run_alone(workload: Any) -> None:
