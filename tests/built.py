@@ -14,6 +14,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy, composite
 from emulator.topology.graph import Routes, Topology
 from emulator.topology.load import load
 
+RELATIVE = 1e-12  # sums of a few hundred shares
+
 
 def build(levels: dict[str, dict[str, Any]], ranks: int, **top: Any) -> Topology:
     """The topology of a file with these levels; links without a bandwidth get 1 GB/s."""
@@ -65,6 +67,19 @@ def all_pairs(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
     """Every pair of different accelerators."""
     src, dst = np.divmod(np.arange(topology.accelerators**2), topology.accelerators)
     return src[src != dst], dst[src != dst]
+
+
+def assert_conserved(t: Topology) -> None:
+    """Every byte that flows into a node flows out, but for the ends of its flow."""
+    src, dst = all_pairs(t)
+    routes = t.route(src, dst)
+    flow = np.repeat(np.arange(len(src)), np.diff(routes.ptr))
+    balance = np.zeros((len(src), t.nodes))
+    np.add.at(balance, (flow, t.link_src[routes.link]), routes.share)
+    np.add.at(balance, (flow, t.link_dst[routes.link]), -routes.share)
+    expected = np.zeros_like(balance)
+    expected[np.arange(len(src)), src], expected[np.arange(len(src)), dst] = 1, -1
+    np.testing.assert_allclose(balance, expected, atol=RELATIVE)
 
 
 def shares(routes: Routes, flow: int) -> dict[int, float]:

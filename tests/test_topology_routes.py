@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from built import all_pairs, build, clos, fabrics, load_of, shares, table, tori
+from built import RELATIVE, all_pairs, assert_conserved, build, clos, fabrics, load_of, shares, table, tori
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,21 +12,11 @@ from emulator.topology.graph import Topology
 from emulator.topology.shortest import ShortestPaths
 from emulator.topology.spec import decode_quantity
 
-RELATIVE = 1e-12  # sums of a few hundred shares
-
 
 @settings(max_examples=30, deadline=None)
 @given(fabrics())
 def test_what_flows_into_a_node_flows_out(t: Topology) -> None:
-    src, dst = all_pairs(t)
-    routes = t.route(src, dst)
-    flow = np.repeat(np.arange(len(src)), np.diff(routes.ptr))
-    balance = np.zeros((len(src), t.nodes))
-    np.add.at(balance, (flow, t.link_src[routes.link]), routes.share)
-    np.add.at(balance, (flow, t.link_dst[routes.link]), -routes.share)
-    expected = np.zeros_like(balance)
-    expected[np.arange(len(src)), src], expected[np.arange(len(src)), dst] = 1, -1
-    np.testing.assert_allclose(balance, expected, atol=RELATIVE)
+    assert_conserved(t)
 
 
 @settings(max_examples=30, deadline=None)

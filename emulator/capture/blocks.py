@@ -245,8 +245,8 @@ def _both(first: Accesses, later: Accesses) -> Accesses | None:
 
 def _same_again(trace: Trace, ops: list[Op]) -> bool:
     """Whether the folded program unrolls to the recorded one: same ops, and, past what order implies, same waits."""
-    unrolled = rows(trace, 0)
-    known = templates(trace).ops
+    shapes = templates(trace)
+    unrolled, known = rows(trace, 0, known=shapes), shapes.ops
     if len(unrolled) != len(ops):
         return False
     tape = Tape()

@@ -47,7 +47,7 @@ class State:
             "tensors": [list(key) for key in self._tensors],
             "storages": {str(number): size for number, size in sorted(self._sizes.items())},
             "calls": self._calls,
-            "after": {str(number): digest(_bytes_of(storage)) for number, storage in sorted(self._outside.items())},
+            "after": {str(number): digest(bytes_of(storage)) for number, storage in sorted(self._outside.items())},
         }
 
     def contents(self) -> bytes:
@@ -61,7 +61,7 @@ class State:
             if is_new and number not in self._tape.storages.fresh:
                 storage = tensor.untyped_storage()
                 self._outside[number] = storage
-                self._contents[number] = _bytes_of(storage).clone()
+                self._contents[number] = bytes_of(storage).clone()
         self._given = {}
         if self._tags.now()[0] == "optimizer":  # gradients above all: they do not outlive the step
             self._given = {
@@ -127,7 +127,8 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(whole, digest_size=8).hexdigest()
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A storage as bytes, a view."""
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 

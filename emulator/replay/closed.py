@@ -107,7 +107,7 @@ class _Build:
                 if key not in self.group_of:
                     self.group_of[key] = len(self.kinds)
                     instances += count
-                    self._plan(slot, members, v)
+                    self._plan(slot, members)
                 self.need[self.group_of[key]] += 1
                 slots.append(self.group_of[key])
             ptr.append(len(slots))
@@ -163,11 +163,11 @@ class _Build:
         key = ("pair", slot.group, slot.tag, offset, source)
         return key, tried, self.trace.world_size // (1 if self.axis is None else self.classes)
 
-    def _plan(self, slot: Slot, tried: list[Ints], v: int) -> None:
+    def _plan(self, slot: Slot, tried: list[Ints]) -> None:
+        leader = int(self.variants.of_rank[tried[0][0]])
         if slot.kind == "collective":
-            slot_of, leader, name = slot, int(self.variants.of_rank[tried[0][0]]), slot.group
+            slot_of, name = slot, slot.group
         else:
-            leader = int(self.variants.of_rank[tried[0][0]])
             slot_of, name = self._sender_slot(leader, slot), slot.group or "p2p"
         kind = GroupKind(name=name, size=len(tried[0]), instances=np.array([len(self.kinds)]))
         members = np.stack(list({(int(ranks[0]), int(ranks[-1])): ranks for ranks in tried}.values()))

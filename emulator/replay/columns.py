@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.replay.engine import NodeTimes
-from emulator.replay.programs import HOST, Items
+from emulator.replay.programs import Items
 from emulator.replay.variants import Variant
 from emulator.result.schema import HELD_BY_HOST, HELD_BY_START
 from emulator.trace.expand import Rows
@@ -66,7 +66,7 @@ def _issued(items: Items, variant: Variant, times: NodeTimes) -> Floats:
     if not len(items):
         return np.zeros(0)
     epoch = np.array(items.epoch, dtype=np.int64)[items.item_of_row]
-    syncs = [i for i, queue in enumerate(items.queue) if queue == HOST]
+    syncs = items.syncs
     epoch_start = np.concatenate([[0.0], times.item_end[syncs]])
     issued = epoch_start[epoch]
     return issued if variant.row_issue is None else issued + variant.row_issue

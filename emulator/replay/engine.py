@@ -148,7 +148,7 @@ class Engine:
 
     def _host(self, node: Node) -> Generator[object, object, None]:
         """The host of a node: issues everything up to its next host_sync, holds there, goes on."""
-        syncs = [i for i, queue in enumerate(node.items.queue) if queue == HOST]
+        syncs = node.items.syncs
         for sync in syncs:
             self._issue(node)
             if node.issue is not None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from emulator.replay.loads import Carriers, Loads, carriers_on, loads_of
 from emulator.replay.tables import Tables
+from emulator.topology.hashing import mix
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -109,14 +110,6 @@ def fold(tables: Tables) -> Fold:
     return Fold(nodes, groups, links, rounds, _quotient(tables, nodes, groups, links))
 
 
-def _mix(x: Hashes) -> Hashes:
-    """Finaliser of splitmix64 (Steele, Lea, Flood 2014): a bijection on 64 bits that spreads every bit."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 def _pair(a: Ints, b: Ints) -> Ints:
     """One number for each pair."""
     return a * (int(b.max(initial=0)) + 1) + b
@@ -155,12 +148,12 @@ class _Edges:
     def of(left: Ints, right: Ints, label: Hashes) -> _Edges:
         """``left`` has to be sorted."""
         with np.errstate(over="ignore"):
-            return _Edges(left, right, _mix(label), np.argsort(right, kind="stable"))
+            return _Edges(left, right, mix(label), np.argsort(right, kind="stable"))
 
     def gather(self, colour: Hashes, size: int, to_right: bool) -> Hashes:
         """Per receiving vertex the sum of hash(colour of the neighbour, label) over its edges."""
         senders, receivers = (self.left, self.right) if to_right else (self.right, self.left)
-        terms = _mix(colour[senders] ^ self.label)
+        terms = mix(colour[senders] ^ self.label)
         if to_right:
             terms, receivers = terms[self.by_right], receivers[self.by_right]
         out = np.zeros(size, dtype=np.uint64)
@@ -213,7 +206,7 @@ def _refine(tables: Tables) -> tuple[Ints, Ints, Ints, int]:
     members = _Edges.of(node, tables.node_slots, _pair(tables.node_variant[node], slot).astype(np.uint64))
     group, phase = _group_phase_of_entry(tables)
     with np.errstate(over="ignore"):
-        carrying = _mix(_pair(tables.group_kind[group], phase).astype(np.uint64))
+        carrying = mix(_pair(tables.group_kind[group], phase).astype(np.uint64))
     carried = _Edges.of(group, tables.phase_link, carrying ^ _signif(tables.phase_weight).view(np.uint64))
     nodes = _ranked(tables.node_variant)
     groups = _ranked(tables.group_kind, tables.group_need, _latency_colour(tables))
@@ -227,13 +220,13 @@ def _refine(tables: Tables) -> tuple[Ints, Ints, Ints, int]:
                 return nodes, groups, links, rounds
             counts = (found[0], found[1], found[2])
             rounds += 1
-            a, b, c = (_mix(colour.astype(np.uint64) * np.uint64(4) + np.uint64(i)) for i, colour in
+            a, b, c = (mix(colour.astype(np.uint64) * np.uint64(4) + np.uint64(i)) for i, colour in
                        enumerate((nodes, groups, links)))  # fmt: skip
-            nodes = _ranked(_mix(a) + members.gather(b, len(a), to_right=False))
+            nodes = _ranked(mix(a) + members.gather(b, len(a), to_right=False))
             groups = _ranked(
-                _mix(_mix(b) + members.gather(a, len(b), to_right=True)) + carried.gather(c, len(b), to_right=False)
+                mix(mix(b) + members.gather(a, len(b), to_right=True)) + carried.gather(c, len(b), to_right=False)
             )
-            links = _ranked(_mix(c) + carried.gather(b, len(c), to_right=True))
+            links = _ranked(mix(c) + carried.gather(b, len(c), to_right=True))
 
 
 def _equitable(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> bool:

@@ -18,7 +18,6 @@ from emulator.network.choose import AUTO, Way, fastest_of, place_all, ways
 from emulator.network.layout import Layout, layout
 from emulator.replay.variants import Use, Variants
 from emulator.topology.graph import Topology
-from emulator.trace.mesh import communicators
 from emulator.trace.messages import Slot, split_bytes
 from emulator.trace.schema import Op, Trace
 
@@ -177,20 +176,19 @@ class Planner:
 
     def _plan_uneven(self, kind: GroupKind, slot: Slot, ranks: Ints, position: int) -> None:
         """An all-to-all with uneven parts: the bytes of every pair come from the sender's own op."""
-        who = communicators(self.trace, slot.group)
         splits = np.zeros((kind.size, kind.size))
         used = set()
         for i, rank in enumerate(ranks[0].tolist()):
             uses, templates = self._positions(int(self.variants.of_rank[rank]), slot)
             used.add(uses[position])
-            op = self.ops[templates[position]]
-            sent = split_bytes(self.trace, op, who, outgoing=True)
+            op, alone = self.ops[templates[position]], np.array([rank])
+            sent = split_bytes(self.trace, op, outgoing=True, ranks=alone)
             if sent is not None:
-                splits[i] = sent[rank]
+                splits[i] = sent[0]
             else:  # only what it receives is known
-                received = split_bytes(self.trace, op, who, outgoing=False)
+                received = split_bytes(self.trace, op, outgoing=False, ranks=alone)
                 assert received is not None
-                splits[:, i] = received[rank]
+                splits[:, i] = received[0]
         members = self.placement[ranks]
         size = float(splits.sum(axis=1).max())
         where = layout(self.topology, members[0])

@@ -9,6 +9,7 @@ when the one before ends, so their times follow by addition.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -51,6 +52,11 @@ class Items:
 
     def __len__(self) -> int:
         return len(self.queue)
+
+    @cached_property
+    def syncs(self) -> list[int]:
+        """The host_syncs, in issue order."""
+        return [i for i, queue in enumerate(self.queue) if queue == HOST]
 
 
 def itemise(rows: Rows, ops: list[Op], host_free: bool) -> Items:

@@ -118,7 +118,7 @@ def _simulate(
 ) -> Replay:
     keep, span = _KEPT_INSTANCES, _SPAN
     while True:
-        trace, cuts = shorten(job.trace, keep, span) if _may_jump(job, options) else (job.trace, [])
+        trace, cuts = shorten(job.trace, keep, span) if _may_jump(options) else (job.trace, [])
         attempt = _attempt(trace, cuts, job, topology, options, progress)
         jumps = attempt.jumps()
         if jumps is None:
@@ -157,7 +157,7 @@ class _Attempt:
         return find_jumps(self.cuts, [(v.program, t) for v, t in zip(self.variant_of_node, self.times, strict=True)])
 
 
-def _may_jump(job: Job, options: Options) -> bool:
+def _may_jump(options: Options) -> bool:
     changes = options.perturbation.changes if options.perturbation is not None else ()
     return options.jump_repeats and not any(change.start > 0 or change.end is not None for change in changes)
 

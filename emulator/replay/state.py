@@ -10,7 +10,7 @@ import numpy as np
 
 from emulator.network.clock import Clock
 from emulator.network.fluid import Route
-from emulator.replay.programs import HOST, Items
+from emulator.replay.programs import Items
 from emulator.replay.variants import Variant
 
 
@@ -136,7 +136,7 @@ class Node:
         self.queue_items = items.queue_items
         self.deps = items.deps
         self.messages = items.item_messages
-        self.host_holds = variant.item_issue is not None or HOST in items.queue
+        self.host_holds = variant.item_issue is not None or bool(items.syncs)
         self.position = [0] * len(items.queues)
         self.started = bytearray(count)
         self.done = bytearray(count)

@@ -138,7 +138,7 @@ def _of_program(
         durations = durations * compute_factor
     host = np.stack([per_rank(trace, ops[t].host_seconds, ranks) for t in used.tolist()] or [np.zeros(len(ranks))])
     speaking = np.unique(templates[items.messages]).tolist()
-    amounts = {t: per_rank(trace, _amounts(ops[t], group_sizes), ranks) for t in speaking}
+    amounts = {t: per_rank(trace, _amounts(ops[t]), ranks) for t in speaking}
     message_templates = templates[items.messages].tolist()
     found = []
     for i in range(len(ranks)):
@@ -162,7 +162,7 @@ def _of_program(
     return found
 
 
-def _amounts(op: Op, group_sizes: dict[str, Ints]) -> RankNumber:
+def _amounts(op: Op) -> RankNumber:
     """The size of a message, for a group of one member where it depends on how many there are."""
     return message_bytes(op, 1 if op.kind == "collective" else 2)
 

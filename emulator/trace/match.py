@@ -228,7 +228,7 @@ def _side_reason(trace: Trace, op: Op, ranks: Ints, members: Ints) -> str:
         return f"root {op.root} is not an index in a group of {members.min()}"
     for splits, total, name in ((op.splits_in, op.bytes_in, "in"), (op.splits_out, op.bytes_out, "out")):
         if splits is not None and (is_open(total) or total):
-            parts = split_bytes(trace, op, None, name == "in", ranks)
+            parts = split_bytes(trace, op, name == "in", ranks)
             assert parts is not None
             if reason := _unequal(ranks, parts.sum(axis=1), per_rank(trace, total, ranks)):
                 return f"splits_{name} do not add up to bytes_{name}: {reason}"
@@ -284,7 +284,7 @@ def _parts_fault(view: Sequences, members: Ints, programs: list[int], templates:
     parts: list[list[NDArray[np.float64]]] = [[], []]
     for i, template in enumerate(templates):
         for side, outgoing in zip(parts, (True, False), strict=True):
-            found = split_bytes(trace, view.ops[template], None, outgoing, members[:, i])
+            found = split_bytes(trace, view.ops[template], outgoing, members[:, i])
             side.append(unknown if found is None else found)
     sent, received = np.stack(parts[0], axis=1), np.stack(parts[1], axis=1).transpose(0, 2, 1)
     bad = np.argwhere((sent != received) & ~np.isnan(sent) & ~np.isnan(received))

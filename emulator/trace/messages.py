@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.trace.expand import Rows, used
-from emulator.trace.mesh import Communicators, per_rank
+from emulator.trace.mesh import per_rank
 from emulator.trace.schema import Op, PerRank, RankNumber, Trace
 
 Ints = NDArray[np.int64]
@@ -73,9 +73,7 @@ def message_sizes(trace: Trace, op: Op, ranks: Ints, members: int) -> NDArray[np
     return per_rank(trace, message_bytes(op, members), ranks)
 
 
-def split_bytes(
-    trace: Trace, op: Op, who: Communicators | None, outgoing: bool, ranks: Ints | None = None
-) -> NDArray[np.float64] | None:
+def split_bytes(trace: Trace, op: Op, outgoing: bool, ranks: Ints | None = None) -> NDArray[np.float64] | None:
     """Bytes per partner of an all-to-all: row i is the ``splits_in`` (or ``splits_out``) of ``ranks[i]`` (default: all
     ranks), shape (ranks, members).
 

@@ -15,11 +15,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from emulator.capture.collectives import C10D
-from emulator.capture.state import digest
+from emulator.capture.state import bytes_of, digest
+from emulator.trace.messages import COMMUNICATION
 from emulator.trace.schema import Op
 from emulator.verify.messages import Messenger
 from emulator.verify.order import Event, Unit
-from emulator.verify.recorded import COMMUNICATION, Call, Section, describe
+from emulator.verify.recorded import Call, Section, describe
 
 Tensor = Any
 _POISON = 0xFF  # bytes of memory nobody has written: not a number in every floating-point type
@@ -216,11 +217,6 @@ def _store(place: Tensor, result: Tensor) -> None:
 
 def _poisoned(size: int) -> Any:
     return torch.full((size,), _POISON, dtype=torch.uint8).untyped_storage()
-
-
-def bytes_of(storage: Any) -> Tensor:
-    """A storage as bytes, a view."""
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def _digest_of(memory: Memory, private: Mapping[int, Any], indices: Sequence[int]) -> str:

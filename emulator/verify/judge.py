@@ -42,7 +42,7 @@ def judge(
             if not excess <= 1:
                 wrong.append("differs from gloo's")
         if wrong:
-            why = explain(tally[member, chunk], what.before[: what.members, chunk], what)
+            why = explain(tally[member, chunk], what.before[: what.members, chunk])
             findings.append(
                 f"{what.name}, {dtype}: {player(what, member)}, chunk {chunk}: {'; '.join(wrong)}"
                 + (f": {why}" if why else "")

@@ -45,7 +45,7 @@ class Messenger:
         namespace, name, overload = call.call.split(".")
         group = self.group(op)
         if namespace == "_c10d_functional":
-            return self._functional(name, overload, call, args, group)
+            return self._functional(name, overload, args, group)
         if name in ("send", "recv_"):
             peer = int(peer_of_rank(self._trace, op.peer if op.peer is not None else 0)[self._rank])
             call_it = dist.isend if name == "send" else dist.irecv
@@ -53,9 +53,7 @@ class Messenger:
         how = {"group": group, "async_op": True}
         return _C10D[name](args, _reduce_op(op.reduce_op), how), []
 
-    def _functional(
-        self, name: str, overload: str, call: Call, args: Sequence[Any], group: Any
-    ) -> tuple[list[Work], list[Tensor]]:
+    def _functional(self, name: str, overload: str, args: Sequence[Any], group: Any) -> tuple[list[Work], list[Tensor]]:
         function = getattr(getattr(torch.ops._c10d_functional, name), overload)
         where = [argument.name for argument in function._schema.arguments].index("group_name")
         given = list(args)

@@ -171,12 +171,12 @@ def definition_faults(what: Plan) -> Iterator[str]:
     yield from faults
     promised = what.before[: what.members]
     for member, chunk in np.argwhere(what.after & (what.sizes > 0)).tolist():
-        wrong = explain(held[member, chunk], promised[:, chunk], what)
+        wrong = explain(held[member, chunk], promised[:, chunk])
         if wrong:
             yield f"{player(what, member)}, chunk {chunk}: {wrong}{_last_writer(what, member, chunk)}"
 
 
-def explain(tally: NDArray[np.int32], promised: Bools, what: Plan) -> str:
+def explain(tally: NDArray[np.int32], promised: Bools) -> str:
     """In words, how a slot's tally differs from having every promised contribution once; empty if it does not."""
     lacks = np.flatnonzero((tally == 0) & promised).tolist()
     often = np.flatnonzero((tally > 1) & promised).tolist()

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 from emulator.errors import InputError
 from emulator.replay.programs import itemise
-from emulator.trace.expand import rows, templates
+from emulator.trace.expand import Templates, rows, templates
 from emulator.trace.mesh import communicators, peer_of_rank, program_of_rank
-from emulator.trace.messages import slot
+from emulator.trace.messages import COMMUNICATION, slot
 from emulator.trace.schema import Op
 from emulator.verify.accesses import conflicting_pairs
 from emulator.verify.order import Event, Unit
-from emulator.verify.recorded import COMMUNICATION, Recorded
+from emulator.verify.recorded import Recorded
 
 STREAMS, DATA = "streams", "data"
 DEPENDENCIES = (STREAMS, DATA)
@@ -69,6 +69,7 @@ class _Build:
     def __init__(self, recorded: Recorded) -> None:
         self.recorded = recorded
         self.trace = recorded.trace
+        self.communicators = {name: communicators(self.trace, name) for name in self.trace.groups}
         self.nodes: list[_Node] = []
         self.units: list[list[Unit]] = []
         self.meetings: dict[object, list[tuple[int, int]]] = defaultdict(list)  # name -> (start, end) of its members
@@ -79,17 +80,18 @@ class _Build:
 
     def add_ranks(self, dependencies: Sequence[str]) -> None:
         programs = program_of_rank(self.trace).tolist()
-        ops = templates(self.trace).ops
+        known = templates(self.trace)
         edges: dict[int, list[tuple[int, int]]] = {}
         for rank, program in enumerate(programs):
             if program not in edges:
-                edges[program] = self._stream_edges(program, ops) if STREAMS in dependencies else []
+                edges[program] = self._stream_edges(program, known) if STREAMS in dependencies else []
                 edges[program] += self._data_edges(rank) if DATA in dependencies else []
             self._add_rank(rank, edges[program])
 
-    def _stream_edges(self, program: int, ops: list[Op]) -> list[tuple[int, int]]:
+    def _stream_edges(self, program: int, known: Templates) -> list[tuple[int, int]]:
         """(earlier, later) op ids by the rules of the trace: streams, dependencies, issue order of groups and peers."""
-        unrolled = rows(self.trace, program, self.recorded.name)
+        ops = known.ops
+        unrolled = rows(self.trace, program, self.recorded.name, known)
         items = itemise(unrolled, ops, host_free=True)
         ids = [ops[t].id for t in unrolled.template.tolist()]
         ptr, deps = items.all_deps_ptr.tolist(), items.all_deps.tolist()
@@ -138,7 +140,7 @@ class _Build:
 
     def _meeting(self, op: Op, rank: int, ordinal: dict[object, int]) -> object:
         if op.kind == "collective":
-            name: tuple[object, ...] = (op.group, int(communicators(self.trace, op.group).of_rank[rank]))
+            name: tuple[object, ...] = (op.group, int(self.communicators[op.group].of_rank[rank]))
         else:
             peer = int(peer_of_rank(self.trace, op.peer if op.peer is not None else 0)[rank])
             name = (op.group, *((rank, peer) if op.kind == "send" else (peer, rank)), op.tag)

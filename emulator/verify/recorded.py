@@ -14,10 +14,10 @@ from emulator.errors import InputError
 from emulator.trace.check import load
 from emulator.trace.io import SUFFIXES
 from emulator.trace.mesh import program_of_rank
+from emulator.trace.messages import COMMUNICATION
 from emulator.trace.schema import Op, Trace
 
-COMMUNICATION = frozenset({"collective", "send", "recv"})
-CARRIED_OUT = COMMUNICATION | {"compute", "host_sync"}  # kinds of ops that read or write
+CARRIED_OUT = frozenset({*COMMUNICATION, "compute", "host_sync"})  # kinds of ops that read or write
 
 
 class Call(msgspec.Struct, forbid_unknown_fields=True):

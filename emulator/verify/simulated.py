@@ -10,7 +10,7 @@ import numpy as np
 from emulator.cost.lower import lower
 from emulator.errors import InputError
 from emulator.result.schema import Result
-from emulator.trace.expand import Rows, rows, templates
+from emulator.trace.expand import Rows, templates, unroll
 from emulator.trace.mesh import communicators, peer_of_rank
 from emulator.trace.messages import Slot, slots_of_rows
 from emulator.trace.schema import Op
@@ -52,7 +52,8 @@ class Schedule:
         """Conflicting pairs looked at, over all ranks, and those out of order."""
         pairs, found = 0, []
         for rank in range(self.recorded.world):
-            looked_at, wrong = conflicts(self.recorded.ops(rank), self.units(rank), self.events(rank), rank)
+            units = self.units(rank)
+            looked_at, wrong = conflicts(self.recorded.ops(rank), units, by_time(units), rank)
             pairs += looked_at
             found += wrong
         return pairs, found
@@ -96,7 +97,7 @@ def schedule_of(recorded: Recorded, result: Result) -> Schedule:
     """The schedule that a result of ``emulator.run`` on the recorded trace holds. InputError if it has none."""
     lowered = lower(recorded.trace, "compile" if result.device.lowering == "compile" else "eager")
     ops = templates(lowered.trace).ops
-    unrolled = [rows(lowered.trace, p, recorded.name) for p in range(len(lowered.trace.programs))]
+    unrolled = unroll(lowered.trace, recorded.name)
     if result.world_size != recorded.world:
         raise InputError(f"the result has {result.world_size} ranks, {recorded.name} {recorded.world}", source="verify")
     start: list[Floats] = [np.empty(0)] * recorded.world

@@ -17,6 +17,7 @@ from emulator.capture.processes import run_ranks
 from emulator.replay.simulate import Options
 from emulator.result.schema import Result
 from emulator.verify import memory
+from emulator.verify.order import by_time
 from emulator.verify.random_order import DEPENDENCIES, JobOrder, issue_order, random_order
 from emulator.verify.recorded import Recorded, describe, read_recorded
 from emulator.verify.report import Check, Progress, Report, Stopwatch, check, report
@@ -121,8 +122,8 @@ def prove_orders(
 
 def job_order(schedule: Schedule) -> JobOrder:
     """The simulated order of all ranks."""
-    ranks = range(schedule.recorded.world)
-    return JobOrder([schedule.units(rank) for rank in ranks], [schedule.events(rank) for rank in ranks])
+    units = [schedule.units(rank) for rank in range(schedule.recorded.world)]
+    return JobOrder(units, [by_time(mine) for mine in units])
 
 
 def _sentences(recorded: Recorded, by_rank: Sequence[RankOutcome]) -> list[str]:
