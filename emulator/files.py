@@ -6,6 +6,7 @@ file of that name stays as it was until then.
 
 from __future__ import annotations
 
+import gzip
 import os
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +21,11 @@ def read_bytes(path: Path | str) -> bytes:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
         raise InputError(_reason(error, "read"), source=str(path)) from None
+
+
+def packed(path: Path | str, data: bytes) -> bytes:
+    """The data as a file of that name holds it: gzipped if the name ends in ``.gz``, the same bytes every time."""
+    return gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data
 
 
 def read_text(path: Path | str) -> str:

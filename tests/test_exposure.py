@@ -17,7 +17,7 @@ from emulator.report.hints import hints
 from emulator.report.history import history_of
 from emulator.report.kinds import kind_of_group, pipeline_messages
 from emulator.report.partition import fill
-from emulator.report.pieces import cut_spans
+from emulator.report.pieces import cut
 from emulator.report.ranks import class_of_rank, peer_rank, rank_ranges
 from emulator.result.build import Span, result
 from emulator.result.schema import CollectiveUse, Result
@@ -158,7 +158,7 @@ def test_kinds_and_phases_add_up_to_their_lines(rank: tuple[list[Span], int]) ->
     found = made.ranks[0].partition
     assert found is not None
     history = history_of(made)
-    pieces = cut_spans(made.programs[0], history.ranks[0].spans, made.step_seconds)
+    pieces = cut(made.programs[0], history.ranks[0].spans, made.step_seconds)
     exposure = expose(history, 0, pieces)
     assert exposure.transfer.sum() == pytest.approx(found.exposed_transfer_seconds, rel=1e-9, abs=1e-9)
     assert exposure.wait.sum() == pytest.approx(found.exposed_wait_seconds, rel=1e-9, abs=1e-9)

@@ -11,8 +11,8 @@ from made_results import gpipe
 
 from emulator.report.partition import fill, partition
 from emulator.report.pieces import LINES, pipeline_phase
-from emulator.result.build import COMMUNICATION, Span, op_table, result, timelines
-from emulator.result.schema import Partition
+from emulator.result.build import Span, op_table, result, timelines
+from emulator.result.schema import COMMUNICATION, Partition
 
 
 def split(spans: Sequence[Span], step: float) -> Partition:

@@ -11,7 +11,8 @@ from rich.text import Text
 from emulator.report import figures
 from emulator.report.bubbles import CAUSES
 from emulator.report.palette import BARS, COMPUTE, legend
-from emulator.report.tables import Column, shortened, table
+from emulator.report.ranks import class_name
+from emulator.report.tables import Column, in_groups, shortened, table
 from emulator.result.schema import Partition, RankClass, Result
 
 CLASSES_SHOWN = 8
@@ -42,7 +43,7 @@ def bars(result: Result, width: int) -> Text:
     text = Text("\nWhere the step goes", style="bold")
     text.append(f" (each bar is the step, {figures.seconds(result.step_seconds)})\n", "not bold")
     shown = _shown(result)
-    names = [_class_name(ranks) for ranks in shown]
+    names = [class_name(ranks) for ranks in shown]
     label = min(max(map(len, names)), max(8, width // 3))
     met: set[str] = set()
     for ranks, name in zip(shown, names, strict=True):
@@ -85,15 +86,10 @@ def partitions(result: Result, width: int) -> Iterator[RenderableType]:
         cells.append("no transfer" if found.overlap is None else figures.percent(found.overlap))
         columns.append(Column(f"{figures.several(ranks.count, 'rank')}\n{shortened(ranks.ranks, 18)}", cells))
     label = Column("", names, left=True)
-    start = 0
-    while start < len(columns):
-        end = start + 1
-        while end < len(columns) and sum(c.width for c in [label, *columns[start : end + 1]]) <= width:
-            end += 1
-        last = end == len(columns)
-        note = "Percentages are of the step; overlap is hidden transfer, % of all transfer."
-        yield table("Rank classes", [label, *columns[start:end]], width, note if last else "")
-        start = end
+    note = "Percentages are of the step; overlap is hidden transfer, % of all transfer."
+    groups = list(in_groups(label, columns, width))
+    for i, group in enumerate(groups, 1):
+        yield table("Rank classes", group, width, note if i == len(groups) else "")
 
 
 def _rows(classes: list[RankClass]) -> Iterator[_Row]:
@@ -159,10 +155,6 @@ def _cell(seconds: float | None, step: float) -> str:
 
 def _shown(result: Result) -> list[RankClass]:
     return [ranks for ranks in result.ranks if ranks.partition][:CLASSES_SHOWN]
-
-
-def _class_name(ranks: RankClass) -> str:
-    return f"rank {ranks.ranks}" if ranks.count == 1 else f"{ranks.count} ranks: {ranks.ranks}"
 
 
 def _fractions(ranks: RankClass, step_seconds: float) -> dict[str, float]:

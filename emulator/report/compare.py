@@ -14,7 +14,7 @@ from emulator.report import figures
 from emulator.report.bubbles import CAUSES
 from emulator.report.critical import composition, kind_key
 from emulator.report.pieces import LINES
-from emulator.report.tables import Column, shortened, table
+from emulator.report.tables import Column, in_groups, shortened, table
 from emulator.result.schema import RankClass, Result
 
 _NAME = 20
@@ -88,13 +88,8 @@ def _side_by_side(
     """A column per result, in as many tables as the width asks for."""
     label = Column("", [name for name, _ in rows], left=True)
     columns = [Column(header, [cells[i] for _, cells in rows]) for i, header in enumerate(headers)]
-    start = 0
-    while start < len(columns):
-        end = start + 1
-        while end < len(columns) and sum(c.width for c in [label, *columns[start : end + 1]]) <= width:
-            end += 1
-        yield table(title if start == 0 else f"{title}, continued", [label, *columns[start:end]], width)
-        start = end
+    for i, group in enumerate(in_groups(label, columns, width)):
+        yield table(f"{title}, continued" if i else title, group, width)
 
 
 def _mean_lines(results: Sequence[Result]) -> Iterator[tuple[str, list[float]]]:

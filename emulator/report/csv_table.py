@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from emulator.result.schema import Result
 def write(result: Result, path: Path | str) -> None:
     """Write one line per span under a header (gzipped if the name ends in ``.gz``); an empty field is no value."""
     data = encode(result)
-    files.write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    files.write_bytes(path, files.packed(path, data))
 
 
 def encode(result: Result) -> bytes:

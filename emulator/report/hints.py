@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from emulator.report import figures
+from emulator.report.bubbles import CAUSES
 from emulator.report.kinds import kind_of_group
 from emulator.report.pieces import pipeline_phase
 from emulator.result.schema import Result
@@ -48,8 +49,7 @@ def _bubble(result: Result) -> Iterator[str]:
         f"bubble {figures.seconds(mean)} per rank on average, {figures.percent(mean, result.step_seconds)} of the step"
     )
     causes = {
-        name: sum(getattr(r.bubble, f"{name}_seconds") * r.count for r in piped if r.bubble) / total
-        for name in ("fill", "drain", "imbalance", "transfer", "host")
+        name: sum(getattr(r.bubble, f"{name}_seconds") * r.count for r in piped if r.bubble) / total for name in CAUSES
     }
     largest = max(causes, key=lambda name: causes[name])
     if causes[largest]:
@@ -59,10 +59,9 @@ def _bubble(result: Result) -> Iterator[str]:
 
 def _more_microbatches(result: Result, travel: float, mean: float) -> str:
     """What (p-1)/(m+p-1) says of twice as many microbatches, where fill and drain are most of the bubble."""
-    phase = pipeline_phase(result)
     counts = [int(program.microbatch.max(initial=-1)) + 1 for program in result.programs]
     stages = dict(zip(result.trace.mesh_axes, result.trace.mesh_shape, strict=False)).get("pp", 0)
-    if phase is None or travel < mean / 2 or not stages or max(counts, default=0) < 1:
+    if travel < mean / 2 or not stages or max(counts, default=0) < 1 or pipeline_phase(result) is None:
         return ""
     now, then = ((stages - 1) / (m * max(counts) + stages - 1) for m in (1, 2))
     return (

@@ -16,7 +16,7 @@ import numpy as np
 
 from emulator.report.holding import Spans, spans_of
 from emulator.report.ranks import class_of_rank, peer_rank, rank_ranges
-from emulator.report.traits import Mask
+from emulator.report.traits import Mask, traits_of
 from emulator.result.schema import HELD_BY_HOST, HELD_BY_START, Ints, OpTable, Result, Timeline
 
 Place = tuple[int, int]  # rank class, row of its op table
@@ -229,11 +229,16 @@ def history_of(result: Result, spans: list[Spans] | None = None) -> History:
     lines: list[list[Timeline]] = [[] for _ in result.ranks]
     for line in result.timeline:
         lines[line.rank_class].append(line)
+    if spans is None:
+        traits = [traits_of(program) for program in result.programs]
+        spans = [
+            spans_of(result.programs[r.program], own, traits[r.program])
+            for own, r in zip(lines, result.ranks, strict=True)
+        ]
     ranks = []
     rounding = 1e-12 * result.shown_seconds
-    for i, (own, described) in enumerate(zip(lines, result.ranks, strict=True)):
-        table = result.programs[described.program]
-        ranks.append(_rank_history(table, spans[i] if spans else spans_of(table, own), own, rounding))
+    for own, described, aligned in zip(lines, result.ranks, spans, strict=True):
+        ranks.append(_rank_history(result.programs[described.program], aligned, own, rounding))
     ranges = [(*pair, r.rank_class) for r in result.ranks for pair in rank_ranges(r.ranks)]
     first = [0] * len(result.ranks)
     for low, _, rank_class in sorted(ranges, reverse=True):

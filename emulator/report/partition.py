@@ -12,14 +12,14 @@ from emulator.report.history import history_of
 from emulator.report.holding import spans_of
 from emulator.report.lateness import lateness
 from emulator.report.memory import memory_use
-from emulator.report.pieces import LINES, Pieces, cut, cut_spans, pipeline_phase
+from emulator.report.pieces import LINES, Pieces, cut, pipeline_phase
 from emulator.report.traits import traits_of
 from emulator.result.schema import OpTable, Partition, Result, Timeline
 
 
 def partition(table: OpTable, timelines: Sequence[Timeline], step_seconds: float) -> Partition:
     """The partition of one rank class. ``timelines`` are those of all its streams."""
-    return _sum_up(cut(table, timelines, step_seconds), step_seconds)
+    return _sum_up(cut(table, spans_of(table, timelines), step_seconds), step_seconds)
 
 
 def fill(result: Result) -> Result:
@@ -35,7 +35,7 @@ def fill(result: Result) -> Result:
     traits = [traits_of(program) for program in result.programs]
     spans = [spans_of(t, own, traits[r.program]) for t, own, r in zip(tables, lines, result.ranks, strict=True)]
     shown, omitted = result.shown_seconds, result.omitted
-    pieces = [cut_spans(table, own, shown, omitted) for table, own in zip(tables, spans, strict=True)]
+    pieces = [cut(table, own, shown, omitted) for table, own in zip(tables, spans, strict=True)]
     history = history_of(result, spans)
     phase = pipeline_phase(result, traits)
     exposures: list[Exposure] = []

@@ -7,7 +7,6 @@ threads of their own, since slices of a thread must nest. Arrows lead from the p
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ import numpy as np
 from emulator import files
 from emulator.report.critical import messages
 from emulator.report.history import History, history_of
-from emulator.report.traits import COMMUNICATION
-from emulator.result.schema import OpTable, Result, Timeline
+from emulator.report.ranks import class_name
+from emulator.result.schema import COMMUNICATION, OpTable, Result, Timeline
 
 Event = dict[str, Any]
 _MICRO = 1e6
@@ -30,7 +29,7 @@ _TAGS = ("layer", "microbatch", "stage")
 def write(result: Result, path: Path | str) -> None:
     """Write the trace (gzipped if the name ends in ``.gz``). Raises InputError if it cannot be written."""
     data = encode(result)
-    files.write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    files.write_bytes(path, files.packed(path, data))
 
 
 def encode(result: Result) -> bytes:
@@ -53,8 +52,7 @@ def events(result: Result) -> Iterator[Event]:
     place: dict[tuple[int, int], int] = {}  # (class, row) -> thread
     threads: dict[int, int] = {}
     for ranks in result.ranks:
-        label = f"rank {ranks.ranks}" if ranks.count == 1 else f"{ranks.count} ranks: {ranks.ranks}"
-        yield _meta("process_name", ranks.rank_class, 0, label)
+        yield _meta("process_name", ranks.rank_class, 0, class_name(ranks))
         yield {
             "ph": "M",
             "name": "process_sort_index",

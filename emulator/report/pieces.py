@@ -15,9 +15,9 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.report.holding import Spans, exposed_waits, host_holds, spans_of
+from emulator.report.holding import Spans, exposed_waits, host_holds
 from emulator.report.traits import Mask, Traits, traits_of
-from emulator.result.schema import Floats, Ints, Omitted, OpTable, Result, Timeline
+from emulator.result.schema import Floats, Ints, Omitted, OpTable, Result
 
 LINES = (
     "compute",
@@ -60,16 +60,11 @@ class Pieces:
         return np.asarray(self.line == LINES.index(name))
 
 
-def cut(table: OpTable, timelines: Sequence[Timeline], step_seconds: float, omitted: Sequence[Omitted] = ()) -> Pieces:
+def cut(table: OpTable, spans: Spans, step_seconds: float, omitted: Sequence[Omitted] = ()) -> Pieces:
     """Cut the step of one rank class into pieces and give each to its line.
 
     ``step_seconds`` is the length of the time shown; periods ``omitted`` from it are counted where they are shown.
     """
-    return cut_spans(table, spans_of(table, timelines), step_seconds, omitted)
-
-
-def cut_spans(table: OpTable, spans: Spans, step_seconds: float, omitted: Sequence[Omitted] = ()) -> Pieces:
-    """``cut`` for timelines that have been aligned with the op table already."""
     busy = spans.computes | spans.communicates
     waits = exposed_waits(table, spans)
     layers = [

@@ -5,6 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
+from emulator.result.schema import RankClass
+
+
+def class_name(ranks: RankClass) -> str:
+    """A class by its ranks, such as ``4 ranks: 0-3``."""
+    return f"rank {ranks.ranks}" if ranks.count == 1 else f"{ranks.count} ranks: {ranks.ranks}"
+
 
 def rank_ranges(text: str) -> list[tuple[int, int]]:
     """First and last rank of every range of ``0-7,16``; nothing of what is not written so."""

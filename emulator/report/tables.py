@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -27,6 +27,17 @@ class Column:
         """Columns of the terminal that the widest line takes."""
         lines = [line for cell in (self.header, *self.cells) for line in cell.split("\n")]
         return max(map(len, lines)) + _PADDING
+
+
+def in_groups(label: Column, columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
+    """As many columns at a time as fit beside ``label``, one at least; the label comes first in each group."""
+    start = 0
+    while start < len(columns):
+        end = start + 1
+        while end < len(columns) and sum(c.width for c in [label, *columns[start : end + 1]]) <= width:
+            end += 1
+        yield [label, *columns[start:end]]
+        start = end
 
 
 def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:

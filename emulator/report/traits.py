@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.report.kinds import kind_of_group, pipeline_messages
-from emulator.result.schema import Ints, OpTable
+from emulator.result.schema import COMMUNICATION, Ints, OpTable
 
 Mask = NDArray[np.bool_]
 
-COMMUNICATION = ("collective", "send", "recv")
 FORWARD = ("forward",)
 BACKWARD = ("backward", "backward_input", "backward_weight", "recompute")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.result.schema import (
+    COMMUNICATION,
     HELD_BY_HOST,
     HELD_BY_START,
     DeviceInfo,
@@ -25,8 +26,6 @@ from emulator.result.schema import (
     TopologyInfo,
     TraceInfo,
 )
-
-COMMUNICATION = ("collective", "send", "recv")
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def write(result: Result, path: Path | str) -> None:
         data = msgspec.json.encode(named, enc_hook=lambda column: names[id(column)]) + b"\n"
     else:
         data = encode(result)
-    contents[path] = gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data
+    contents[path] = files.packed(path, data)
     files.write_together(contents)
 
 

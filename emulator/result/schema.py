@@ -22,6 +22,7 @@ HELD_BY_HOST = -2  # the op waited for the host to issue it
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+COMMUNICATION = ("collective", "send", "recv")  # kinds of ops
 
 
 class Labels(msgspec.Struct):

@@ -107,7 +107,6 @@ class TimelineApp(App[None]):
         self.pane = PANES[0]
         self.say = ""  # what the last key had to say
         self.typed: str | None = None  # the search so far, while it is typed
-        self._critical = jumps.critical(result)
 
     def compose(self) -> ComposeResult:
         """Title, timeline, pane and keys (or the search that is typed)."""
@@ -153,12 +152,11 @@ class TimelineApp(App[None]):
         if self.pane == "links":
             lines = loads.links(result, self.model.window, label, cells)
         elif self.pane == "memory":
-            here = self.model.lines[self.model.selection.line].rank_class if self.model.lines else 0
-            lines = loads.memory(result, self.model.window, label, cells, here)
+            lines = loads.memory(result, self.model.window, label, cells, self.model.here())
         elif op is None:
             lines = ["No op is selected: up and down choose a stream, left and right an op."]
         else:
-            lines = describe(result, op, critical=self._critical.position(op) is not None)
+            lines = describe(result, op, critical=self.model.on_critical_path(op))
         return Text("\n".join(lines))
 
     # -- what keys do ----------------------------------------------------------------------------------------------
@@ -293,8 +291,7 @@ def show(result: Result, start: float = 0.0, end: float | None = None) -> None:
 
     Raises InputError if the window is empty or outside the step, or if there is nothing to show.
     """
-    end = result.shown_seconds if end is None else end
-    check_window(result, start, end, None)
+    end = check_window(result, start, end, None)
     app = TimelineApp(result)
-    app.model.window = app.model.window.at(start, min(end, result.shown_seconds) - start)
+    app.model.window = app.model.window.at(start, end - start)
     app.run()

@@ -6,8 +6,7 @@ import numpy as np
 
 from emulator.report import figures
 from emulator.report.kinds import kind_of_group
-from emulator.report.traits import COMMUNICATION
-from emulator.result.schema import HELD_BY_HOST, HELD_BY_START, OpTable, Result, Timeline
+from emulator.result.schema import COMMUNICATION, HELD_BY_HOST, HELD_BY_START, OpTable, Result, Timeline
 from emulator.view.jumps import Op, partners
 from emulator.view.plain import class_title, clipped
 

@@ -186,17 +186,22 @@ class Timelines:
 
     def to_wait(self, direction: int) -> bool:
         """Select the next or previous op of this class that waits for participants."""
-        return self._jump(self._known("waits", jumps.waits).of_class(self._here()), direction)
+        return self._jump(self._known("waits", jumps.waits).of_class(self.here()), direction)
 
     def to_gap(self, direction: int) -> bool:
         """Select the next or previous op of this class before which nothing computed for a while."""
-        return self._jump(self._known("gaps", jumps.gaps).of_class(self._here()), direction)
+        return self._jump(self._known("gaps", jumps.gaps).of_class(self.here()), direction)
 
     def to_critical(self, direction: int) -> bool:
         """Select the next or previous op on the critical path, whichever rank it is on."""
         return self._jump(self._known("critical", jumps.critical), direction)
 
-    def _here(self) -> int:
+    def on_critical_path(self, op: Op) -> bool:
+        """Whether an op is on the critical path."""
+        return self._known("critical", jumps.critical).position(op) is not None
+
+    def here(self) -> int:
+        """The rank class of the selected line."""
         return self.lines[self.selection.line].rank_class if self.lines else 0
 
     def _known(self, name: str, find: Callable[[Result], Found]) -> Found:

@@ -36,17 +36,13 @@ def svg(result: Result, *, width: int = 120, **window: Any) -> str:
 
 def png(result: Result, *, start: float = 0.0, end: float | None = None, classes: Sequence[int] | None = None) -> bytes:
     """The timeline as a PNG; arguments as for ``plain.render``. Raises InputError where matplotlib is not installed."""
-    end = result.shown_seconds if end is None else end
-    plain.check_window(result, start, end, classes)
-    end = min(end, result.shown_seconds)
+    end = plain.check_window(result, start, end, classes)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  (slow to load)
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
         raise InputError("matplotlib is not installed", remedy="pip install matplotlib, or use --svg") from None
-    chosen = (
-        list(range(min(len(result.ranks), plain.CLASSES_SHOWN))) if classes is None else list(dict.fromkeys(classes))
-    )
+    chosen = plain.chosen_classes(result, classes)
     rows = [row for i in chosen for row in _rows(result, i)]
     figure = Figure(figsize=(_WIDTH_INCHES, 1.1 + _ROW_INCHES * max(len(rows), 1)), dpi=130, layout="constrained")
     axes = figure.add_subplot()

@@ -37,12 +37,10 @@ def render(
     ``classes`` picks rank classes by number (the first 16 if not said). Raises InputError for a window that is empty
     or outside the step, an unknown class, or a width under 30 columns.
     """
-    end = result.shown_seconds if end is None else end
     if width < MIN_WIDTH:
         raise InputError(f"{width} columns are too few for a timeline: {MIN_WIDTH} are needed", source="--width")
-    check_window(result, start, end, classes)
-    end = min(end, result.shown_seconds)
-    chosen = list(range(min(len(result.ranks), CLASSES_SHOWN))) if classes is None else list(dict.fromkeys(classes))
+    end = check_window(result, start, end, classes)
+    chosen = chosen_classes(result, classes)
     rows: dict[int, list[Row]] = {i: [] for i in chosen}
     for line in result.timeline:
         if line.rank_class in rows:
@@ -68,8 +66,17 @@ def render(
     return text
 
 
-def check_window(result: Result, start: float, end: float, classes: Sequence[int] | None) -> None:
-    """Raise InputError for a window that is empty or outside the step, or an unknown class."""
+def chosen_classes(result: Result, classes: Sequence[int] | None) -> list[int]:
+    """The rank classes asked for, each once; by default the first ones."""
+    return list(range(min(len(result.ranks), CLASSES_SHOWN))) if classes is None else list(dict.fromkeys(classes))
+
+
+def check_window(result: Result, start: float, end: float | None, classes: Sequence[int] | None) -> float:
+    """The end of a window of time (None: the end of what is shown), at most that of what is shown.
+
+    Raises InputError for a window that is empty or outside the step, or an unknown class.
+    """
+    end = result.shown_seconds if end is None else end
     if not result.step_seconds > 0:
         raise InputError("there is nothing to show: the step takes no time")
     if not 0 <= start < end:
@@ -82,6 +89,7 @@ def check_window(result: Result, start: float, end: float, classes: Sequence[int
         if not 0 <= i < len(result.ranks):
             known = figures.several(len(result.ranks), "class")
             raise InputError(f"no rank class {i}: the result has {known}, numbered from 0", source="--class")
+    return min(end, result.shown_seconds)
 
 
 def title(result: Result, width: int) -> str:
