@@ -26,11 +26,14 @@ def add_what_if(
 def step_with(job: OpenJob, options: Options, change: Change) -> float:
     """Seconds of the step with one change."""
     topology, seconds = job.topology, job.timed.seconds
+    options = job.settled(options)
     if change.kind == "free":
         options = replace(options, free=options.free | {change.target})
     elif change.kind == "faster":
         links = np.flatnonzero(topology.link_level == topology.level_names.index(change.target))
         topology = topology.with_capacity(links, change.factor)
+    elif change.kind == "alone":
+        options = replace(options, shares={})
     elif change.kind == "compute":
         seconds = [_scaled(value, 1 / change.factor) for value in seconds]
     else:

@@ -189,6 +189,8 @@ class _Build:
         if self.planner.uneven(leader, slot_of):
             raise DoesNotApplyError("an all-to-all has uneven parts")
         self.planner.plan(kind, slot_of, members, leader)
+        if np.ptp(kind.share):
+            raise DoesNotApplyError("communicators of one kind slow what computes unequally")
         for phase, bound in kind.bound:
             self._add_phase(len(self.kinds), phase, bound)
         self.kinds.append(kind)
@@ -258,6 +260,7 @@ class _Build:
             node_slots=slots,
             group_kind=np.arange(len(self.kinds), dtype=np.int64),
             group_need=np.array(self.need, dtype=np.int64),
+            group_share=np.array([kind.share[0] for kind in self.kinds], dtype=np.float64),
             phase_start=np.concatenate([[0], np.cumsum(phases)]).astype(np.int64),
             phase_latency=np.array([entry[4] for entry in order]),
             phase_ptr=np.concatenate([[0], np.cumsum([len(entry[2]) for entry in order])]).astype(np.int64),

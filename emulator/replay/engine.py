@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from emulator.network.clock import Clock
 from emulator.network.fluid import Network, Route, mark_private
+from emulator.replay.chip import Chip, Pace
 from emulator.replay.deadlock import explain
 from emulator.replay.programs import HOST
 from emulator.replay.state import Group, Node, ReadyPhase, SeveralAtOnce
@@ -34,7 +35,7 @@ class NodeTimes:
     """When the items and messages of one node ran: seconds from the start of the step.
 
     ``item_start``/``item_end`` by item; ``transfer_start``, ``message_end`` and ``arrived_last`` (the node that came
-    last) by message.
+    last) by message. ``pace``: how fast its chip computed, None where nothing could slow it.
     """
 
     item_start: Floats
@@ -42,6 +43,7 @@ class NodeTimes:
     transfer_start: Floats
     message_end: Floats
     arrived_last: Ints
+    pace: Pace | None
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,13 @@ class Engine:
         groups = self._groups()
         slots = tables.node_slots.tolist()
         ptr = tables.node_slot_ptr.tolist()
+        slowing = bool((tables.group_share > 0).any())
         self.nodes = []
         for i, v in enumerate(tables.node_variant.tolist()):
             variant = tables.variants.variants[v]
             mine = [groups[g] for g in slots[ptr[i] : ptr[i + 1]]]
-            self.nodes.append(Node(i, tables.variants.items[variant.program], variant, mine))
+            chip = Chip(self.clock) if slowing else None
+            self.nodes.append(Node(i, tables.variants.items[variant.program], variant, mine, chip))
         self.total = sum(len(node.items) for node in self.nodes)
 
     def _groups(self) -> list[Group]:
@@ -106,7 +110,7 @@ class Engine:
             for g in several:  # it does several things at once: no plain timeouts for it
                 uses += [(routes[row], "several") for row in range(start[g], start[g + 1])]
             mark_private(uses, changing=tables.link_events)
-        latency = tables.phase_latency.tolist()
+        latency, share = tables.phase_latency.tolist(), tables.group_share.tolist()
         groups = []
         for g, (kind, need) in enumerate(zip(tables.group_kind.tolist(), tables.group_need.tolist(), strict=True)):
             base = start[g]
@@ -114,7 +118,7 @@ class Engine:
                 use: tuple(ReadyPhase(routes[row], amount, latency[row]) for row, amount in plan.rows(base))
                 for use, plan in tables.kinds[kind].plans.items()
             }
-            groups.append((SeveralAtOnce if g in several else Group)(self, g, need, plans))
+            groups.append((SeveralAtOnce if g in several else Group)(self, g, need, share[g], plans))
         return groups
 
     def run(self) -> Run:
@@ -203,11 +207,15 @@ class Engine:
         node.item_start[item] = now
         messages = node.messages[item]
         if messages:
+            if node.chip is not None:
+                node.chip.enter(item, max(node.groups[message].share for message in messages))
             for message in messages:
                 node.groups[message].arrive(node, item, message, node.use[message])
             return
         seconds = node.seconds[item]
-        if seconds > 0:
+        if seconds > 0 and node.chip is not None:
+            node.chip.compute(seconds, lambda _: self._complete(node, item, queue))
+        elif seconds > 0:
             self.clock.call_at(now + seconds, lambda _: self._complete(node, item, queue))
         else:
             self._finish(node, item, queue)
@@ -280,6 +288,8 @@ class Engine:
             node.message_end[message] = now
             node.open_messages[item] -= 1
             if node.open_messages[item] == 0:
+                if node.chip is not None:
+                    node.chip.leave(item)
                 self._finish(node, item, node.items.queue[item])
         self._drain()
 
@@ -304,4 +314,5 @@ def _times(node: Node) -> NodeTimes:
         transfer_start=np.array(node.transfer_start),
         message_end=np.array(node.message_end),
         arrived_last=np.array(node.arrived_last, dtype=np.int64),
+        pace=None if node.chip is None else Pace(np.array(node.chip.times), np.array(node.chip.rates)),
     )

@@ -209,7 +209,7 @@ def _refine(tables: Tables) -> tuple[Ints, Ints, Ints, int]:
         carrying = mix(_pair(tables.group_kind[group], phase).astype(np.uint64))
     carried = _Edges.of(group, tables.phase_link, carrying ^ _signif(tables.phase_weight).view(np.uint64))
     nodes = _ranked(tables.node_variant)
-    groups = _ranked(tables.group_kind, tables.group_need, _latency_colour(tables))
+    groups = _ranked(tables.group_kind, tables.group_need, _signif(tables.group_share), _latency_colour(tables))
     links = _ranked(_signif(tables.capacity), _event_colour(tables))
     counts = (-1, -1, -1)
     rounds = 0
@@ -309,6 +309,7 @@ def _quotient(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> Tables:
         node_slots=node_slots,
         group_kind=tables.group_kind[group_rep],
         group_need=np.bincount(node_slots, minlength=len(group_rep)),
+        group_share=tables.group_share[group_rep],
         phase_start=phase_start,
         phase_latency=tables.phase_latency[phase_rows],
         phase_ptr=phase_ptr.astype(np.int64),

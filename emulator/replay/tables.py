@@ -25,10 +25,11 @@ class Tables:
     """Nodes (ranks or classes of ranks), groups and links.
 
     ``node_variant``: variant of each node; ``node_slots[node_slot_ptr[i]:node_slot_ptr[i+1]]``: the group behind each
-    slot of its program. ``group_kind`` indexes ``kinds``; ``group_need``: arrivals a group waits for. Group g owns the
-    phase rows ``phase_start[g]:phase_start[g+1]``; phase row p has ``phase_latency[p]`` seconds and puts
-    ``phase_weight[k]`` on link ``phase_link[k]`` for k in ``phase_ptr[p]:phase_ptr[p+1]``. ``capacity`` in bytes/s;
-    ``link_events``: (time, capacity from then on) of links that change.
+    slot of its program. ``group_kind`` indexes ``kinds``; ``group_need``: arrivals a group waits for;
+    ``group_share``: the part of the chip that its kernels take from what computes. Group g owns the phase rows
+    ``phase_start[g]:phase_start[g+1]``; phase row p has ``phase_latency[p]`` seconds and puts ``phase_weight[k]`` on
+    link ``phase_link[k]`` for k in ``phase_ptr[p]:phase_ptr[p+1]``. ``capacity`` in bytes/s; ``link_events``: (time,
+    capacity from then on) of links that change.
     """
 
     variants: Variants
@@ -39,6 +40,7 @@ class Tables:
     node_slots: Ints
     group_kind: Ints
     group_need: Ints
+    group_share: Floats
     phase_start: Ints
     phase_latency: Floats
     phase_ptr: Ints
@@ -60,11 +62,12 @@ def build_tables(
     phases_of_kind = np.array([kind.phases for kind in groups.kinds] or [0], dtype=np.int64)
     phase_start = np.concatenate([[0], np.cumsum(phases_of_kind[groups.kind])]).astype(np.int64)
     total = int(phase_start[-1])
-    latency = np.zeros(total)
+    latency, share = np.zeros(total), np.zeros(count)
     entry_row: list[Ints] = [np.empty(0, dtype=np.int64)]
     entry_link: list[Ints] = [np.empty(0, dtype=np.int64)]
     entry_weight: list[Floats] = [np.empty(0)]
     for kind in groups.kinds:
+        share[kind.instances] = kind.share
         for phase, bound in kind.bound:
             rows = phase_start[kind.instances] + phase
             latency[rows] = bound.latency
@@ -83,6 +86,7 @@ def build_tables(
         node_slots=groups.slots,
         group_kind=groups.kind,
         group_need=np.bincount(groups.slots, minlength=count),
+        group_share=share,
         phase_start=phase_start,
         phase_latency=latency,
         phase_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=total))]).astype(np.int64),

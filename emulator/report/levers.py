@@ -18,7 +18,7 @@ from emulator.report.kinds import kind_of_group
 from emulator.report.tables import Column, table
 from emulator.result.schema import Result, WhatIf
 
-Kind = Literal["free", "faster", "even", "compute"]
+Kind = Literal["free", "faster", "even", "compute", "alone"]
 WORTH_TRYING = 0.01  # of the step: what contributes less is not tried
 LATE = 0.005  # of all ranks' time: exposed waiting for late ranks that makes `even` worth a run
 MOST = 6
@@ -37,7 +37,8 @@ def changes(result: Result) -> list[Change]:
     """The changes worth trying, by what they act on: the longest parts of the critical path first.
 
     Communication of each group on the path made free; each link level that carries such a group twice as fast; even
-    ranks, where others wait for late ones; compute a tenth faster, where the path computes.
+    ranks, where others wait for late ones; compute a tenth faster, where the path computes;
+    compute alone on the chip, where communication slows it.
     """
     if not result.step_seconds > 0:
         return []
@@ -55,6 +56,9 @@ def changes(result: Result) -> list[Change]:
     computing = dict(composition(result, lambda _result, _class, _row, what: what)).get("compute", 0.0) / 10
     if computing >= worth:
         ranked.append((computing, Change("compute", "", 1.1)))
+    slowed = sum(r.count * r.partition.slowed_seconds for r in result.ranks if r.partition) / result.world_size
+    if slowed >= worth:
+        ranked.append((slowed, Change("alone")))
     ranked.sort(key=lambda pair: (-pair[0], pair[1].kind, pair[1].target))
     return [change for _, change in ranked[:MOST]]
 
@@ -84,6 +88,8 @@ def describe(entry: WhatIf) -> str:
         return f"{name} communication free"
     if entry.change == "faster":
         return f"{entry.target} links {entry.factor:g} times as fast"
+    if entry.change == "alone":
+        return "compute not slowed by communication"
     if entry.change == "compute":
         return f"compute {entry.factor:g} times as fast"
     return "no straggler: every op takes all ranks as long as the median rank"

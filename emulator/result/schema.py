@@ -88,7 +88,10 @@ class Timeline(msgspec.Struct):
 
 
 class Partition(msgspec.Struct):
-    """Where the step of one rank went (definitions in docs/report.md): the parts add up to the step."""
+    """Where the step of one rank went (definitions in docs/report.md): the parts add up to the step.
+
+    ``slowed_seconds`` is the part of compute that resident communication caused.
+    """
 
     compute_seconds: float
     exposed_transfer_seconds: float
@@ -102,6 +105,7 @@ class Partition(msgspec.Struct):
     communication_seconds: float
     overlap: float | None  # hidden transfer / all transfer; None without any
     sum_minus_step_seconds: float
+    slowed_seconds: float = 0.0
 
 
 class ExposedKind(msgspec.Struct):
@@ -173,6 +177,16 @@ class LinkLoad(msgspec.Struct):
     """Load of one link (or of each of a class of links) over time: ``rate[i]`` bytes/s from ``time[i]`` on."""
 
     link: str
+    time: Floats
+    rate: Floats
+
+
+class ComputeRate(msgspec.Struct):
+    """How fast each rank of a class computes over time: ``rate[i]`` of its own speed from ``time[i]`` on, the first
+    from 0 on; below 1 while communication is resident on the chip.
+    """
+
+    rank_class: int
     time: Floats
     rate: Floats
 
@@ -339,6 +353,7 @@ class Result(msgspec.Struct, tag_field="schema", tag=SCHEMA):
     what_if: list[WhatIf] = []
     link_loads: list[LinkLoad] = []
     memory: list[MemoryUse] = []
+    compute_rates: list[ComputeRate] = []  # none where nothing can slow what computes
 
     @property
     def shown_seconds(self) -> float:
