@@ -14,7 +14,7 @@ from emulator.cli import main
 from emulator.errors import InputError
 from emulator.replay.perturb import parse_chip_share
 from emulator.replay.simulate import Options
-from emulator.report.levers import Change, describe
+from emulator.report.changes import Change, describe
 from emulator.result.io import read
 from emulator.result.schema import WhatIf
 from emulator.topology.load import load

@@ -207,8 +207,9 @@ class WhatIf(msgspec.Struct):
     """One change, and the length of the step with it, from a run of its own.
 
     ``change``: ``free`` (communication of the group ``target`` takes no time), ``faster`` (links of the level
-    ``target`` have ``factor`` times the bandwidth), ``even`` (every op takes all ranks as long as the median rank) or
-    ``compute`` (compute is ``factor`` times as fast).
+    ``target`` have ``factor`` times the bandwidth), ``even`` (every op takes all ranks as long as the median rank),
+    ``compute`` (compute is ``factor`` times as fast), ``alone`` (communication slows no compute), ``place`` (ranks are
+    placed by the order of axes ``target``) or ``host`` (the host issues every op at once).
     """
 
     change: str
