@@ -127,8 +127,8 @@ def held(size: int, *more: Span) -> list[str]:
 
 def test_activations_that_dominate_stand_out_unless_something_is_done_about_them() -> None:
     assert held(150) == [
-        "activations are 150 B of 250 B at the peak on ranks 0, without recomputation or sequence parallel: recomputing "
-        "them, or sequence parallel, makes room for a larger batch"
+        "activations are 150 B of 250 B at the peak on ranks 0, without recomputation or sequence parallel: "
+        "recomputing them, or sequence parallel, makes room for a larger batch"
     ]
     assert held(99) == []
     assert held(150, Span("mm", 9, 10, phase="recompute")) == []
