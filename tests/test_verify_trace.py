@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ torch = pytest.importorskip("torch")
 from emulator.api import run  # noqa: E402
 from emulator.capture.command import record_command  # noqa: E402
 from emulator.errors import InputError  # noqa: E402
+from emulator.trace import io  # noqa: E402
+from emulator.trace.schema import BlockUse  # noqa: E402
 from emulator.verify.random_order import issue_order, random_order  # noqa: E402
 from emulator.verify.recorded import read_recorded  # noqa: E402
 from emulator.verify.simulated import schedule_of  # noqa: E402
@@ -178,7 +181,12 @@ def test_what_another_machine_left_is_still_told_from_something_else(fsdp, tmp_p
     for section in document["exec"]["sections"]:
         section["numerics"] = "another machine"
         (number, live) = next((n, v) for n, v in section["after"].items() if "float32" in v)
-        section["after"][number] = ["0" * 16, 1.001 * abs(known(live[1])), known(live[2]), "float32"]
+        section["after"][number] = [
+            "0" * 16,
+            1.001 * abs(known(live[1])),
+            [known(value) for value in live[2]],
+            "float32",
+        ]
     (tmp_path / "t.json").write_text(json.dumps(document))
     (tmp_path / "t.safetensors").write_bytes(Path(fsdp).with_name("t.safetensors").read_bytes())
     report = verify_trace(str(tmp_path / "t.json"), seeds=())
@@ -189,3 +197,15 @@ def test_what_another_machine_left_is_still_told_from_something_else(fsdp, tmp_p
 def known(value):
     """The first rank's side of a number."""
     return value["per_rank"][0] if isinstance(value, dict) else value
+
+
+def test_keeping_state_adds_no_op(fsdp, tmp_path):
+    record_command(tmp_path / "plain.json", "workloads/llama.py", (*LLAMA, "--fsdp", "2"))
+    assert kinds_of_ops(fsdp) == kinds_of_ops(tmp_path / "plain.json")
+
+
+def kinds_of_ops(path):
+    """How many ops of each kind the first rank has, blocks written out."""
+    trace = io.read(path)
+    uses = [(trace.blocks[o.block], o.repeat) if isinstance(o, BlockUse) else ([o], 1) for o in trace.programs[0].ops]
+    return Counter(op.kind for ops, repeat in uses for op in ops * repeat)

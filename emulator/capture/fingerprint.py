@@ -1,8 +1,8 @@
 """What is kept of a tensor to recognise it by: its bytes on this kind of machine, its size and direction on any other.
 
 The same op gives other last bits on another processor or with another library, whose kernels add in another order.
-There a tensor is recognised by its norm and by its sum under a fixed sequence of signs: a projection on a random
-direction, which any difference but one orthogonal to it shows.
+There a tensor is recognised by its norm and by its sums under three fixed sequences of signs: projections on random
+directions, which any difference but one (nearly) orthogonal to all of them shows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ NOT_FINITE = -1.0
 
 
 class Fingerprint(msgspec.Struct, array_like=True, frozen=True):
-    """``digest`` of the bytes, ``norm`` (Euclidean) and ``projection`` of the values, both NOT_FINITE where they are
-    not (or are no floating-point numbers); ``dtype`` that the values were read as.
+    """``digest`` of the bytes, ``norm`` (Euclidean) and ``projections`` of the values; ``dtype`` they were read as.
+
+    Where a value is not finite, or they are no floating-point numbers, ``norm`` is NOT_FINITE.
     """
 
     digest: str
     norm: float
-    projection: float
+    projections: list[float]
     dtype: str
 
     def distance(self, other: Fingerprint) -> float:
@@ -35,7 +36,8 @@ class Fingerprint(msgspec.Struct, array_like=True, frozen=True):
         norm = max(self.norm, other.norm)
         if self.dtype not in CLOSE or self.dtype != other.dtype or min(self.norm, other.norm) < 0 or not norm:
             return math.inf
-        return max(abs(self.norm - other.norm), abs(self.projection - other.projection)) / norm
+        apart = [abs(a - b) for a, b in zip(self.projections, other.projections, strict=False)]
+        return max(abs(self.norm - other.norm), *apart) / norm
 
     def recognises(self, other: Fingerprint, *, same_numerics: bool) -> bool:
         """Is the other the same tensor, computed where kernels give the same bits or where they do not?"""

@@ -8,7 +8,8 @@ from functools import cache
 
 import numpy as np
 import torch
-from torch.nn.functional import pad, scaled_dot_product_attention, silu
+from numpy.typing import NDArray
+from torch.nn.functional import scaled_dot_product_attention, silu
 
 from emulator.capture.fingerprint import CLOSE, NOT_FINITE, Fingerprint
 
@@ -24,14 +25,15 @@ def digest(tensor: torch.Tensor) -> str:
 def fingerprint(tensor: torch.Tensor) -> Fingerprint:
     """The fingerprint of a tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    norm, projection = NOT_FINITE, NOT_FINITE
+    norm, projections = NOT_FINITE, [0.0]
     if dtype in CLOSE:
-        values = tensor.detach().contiguous().flatten().double()
-        rows = pad(values, (0, -len(values) % _SIGNS)).view(-1, _SIGNS)
-        found = float(values.norm()), float(rows.sum(0) @ _signs())
+        # in numpy: a recording that runs sees what torch does
+        values = tensor.detach().contiguous().flatten().double().numpy()
+        rows = np.pad(values, (0, -len(values) % _SIGNS)).reshape(-1, _SIGNS)
+        found = [float(np.linalg.norm(values)), *(_signs() @ rows.sum(0)).tolist()]
         if all(math.isfinite(value) for value in found):
-            norm, projection = found
-    return Fingerprint(digest(tensor), norm, projection, dtype)
+            norm, projections = found[0], found[1:]
+    return Fingerprint(digest(tensor), norm, projections, dtype)
 
 
 @cache
@@ -53,5 +55,5 @@ def _hash(whole: bytes) -> str:
 
 
 @cache
-def _signs() -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(0).choice([-1.0, 1.0], _SIGNS))
+def _signs() -> NDArray[np.float64]:
+    return np.random.default_rng(0).choice(np.array([-1.0, 1.0]), (3, _SIGNS))
