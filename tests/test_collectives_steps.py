@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from emulator.network import collectives
 from emulator.network.choose import fastest
+from emulator.network.clock import Clock
+from emulator.network.collectives import tree as tree_module
+from emulator.network.fluid import Network
 from emulator.network.layout import layout
+from emulator.network.steps_player import play
 from emulator.topology.load import load
 
 
@@ -82,6 +86,19 @@ def test_phases_charge_latency_in_full(name):
     latency = np.array([sum(phase.latency[0] for phase in place(tree, *job[1:])) for job in jobs])
     assert np.all(by_phases <= by_steps + latency + 1e-3 * by_steps)
     assert np.all(by_phases >= by_steps * (1 - 1e-3))
+
+
+@pytest.mark.parametrize(("channel", "rounds"), [(0, 2), (1, 1)])
+def test_channels_do_not_wait_for_each_other(channel, rounds):
+    """20 ms over the card, then 20 ms over NVLink: after each other in one channel, at once in two."""
+    tree, one, time = TwoLevelTree(2, 2), np.ones(1, dtype=np.int64), 20e-3
+    first = collectives.Step(0 * one, 2 * one, 0 * one, channel=0 * one)
+    second = collectives.Step(0 * one, 1 * one, 1 * one, channel=channel * one)
+    clock, ends = Clock(), []
+    sizes = np.array([50e9, 450e9]) * time
+    play(Network(clock, tree.capacity), tree, np.arange(4), [first, second], sizes, lambda: ends.append(clock.now))
+    clock.run()
+    assert ends == pytest.approx([rounds * time])
 
 
 def test_ring_broadcast_is_the_limit_of_thin_pieces():
@@ -176,14 +193,30 @@ def test_torus_phases_equal_steps(shape, algorithm):
     np.testing.assert_allclose(by_phases[1], by_steps[1], rtol=1e-9)
 
 
-def test_trees_and_two_hops_are_the_limit_of_thin_pieces():
-    """Steps add the filling of the pipe. In trees they also lock: a member sends the next pieces on all edges when
-    those before have left, which keeps the links of an inner member busy two thirds of the time only."""
-    star = Star(8, B)
-    (by_phases,), (by_steps,) = (
-        run(star, [(0, np.arange(8), "all_reduce", "tree")])[0] for run in (run_phases, run_steps)
-    )
-    assert by_phases < by_steps < 1.55 * by_phases
+@pytest.mark.parametrize("n", [2, 3, 4, 8, 16, 31])
+def test_trees_differ_from_steps_by_the_filling_of_the_pipe(n, monkeypatch):
+    """Up, down and both trees at once: what is left falls as the pieces get thinner, and is known."""
+    jobs, star = [(0, np.arange(n), "all_reduce", "tree")], Star(n, B)
+    fill = []
+    for pieces in (64, 256):
+        monkeypatch.setattr(tree_module, "PIECES", pieces)
+        fill.append(run_steps(star, jobs)[0][0] / run_phases(star, jobs)[0][0] - 1)
+    assert fill[1] == pytest.approx(fill[0] / 4, rel=0.02, abs=1e-9)
+    assert fill[0] < n.bit_length() / 64
+
+
+@pytest.mark.parametrize("over", [1.0, 4.0])
+def test_trees_across_servers_are_close_to_their_steps(over):
+    jobs = [(0, np.arange(32), "all_reduce", "tree")]
+    tree = TwoLevelTree(8, 4, over=over)
+    assert run_steps(tree, jobs)[0][0] == pytest.approx(run_phases(tree, jobs)[0][0], rel=0.03)  # 64 pieces: 2.5 %
+    slow = TwoLevelTree(8, 4, over=over, latency=(1e-6, 2e-6, 3e-6))
+    (by_phases,), (by_steps,) = (run(slow, jobs, 1e6)[0] for run in (run_phases, run_steps))
+    assert 0.75 * by_phases < by_steps < by_phases  # cards are busy while the first pieces travel
+
+
+def test_two_hops_are_the_limit_of_thin_pieces():
+    """Steps add the filling of the pipe."""
     servers = TwoLevelTree(4, 2, per_leaf=4)
     (by_phases,), (by_steps,) = (
         run(servers, [(0, np.arange(8), "all_to_all", "two_hop")])[0] for run in (run_phases, run_steps)

@@ -26,7 +26,7 @@ PIECES_PER_HOP = 32
 
 
 def pass_around(rings: Ints, owned: Ints, *, reduce: bool) -> Iterator[Step]:
-    """All-gather (or reduce-scatter) on several rings at once, m-1 steps.
+    """All-gather (or reduce-scatter) on several rings at once, each a channel, m-1 steps.
 
     ``rings`` i64[r, m]: members in ring order. ``owned`` i64[r, m, w]: the w chunks that each place has at the start
     (all-gather) or at the end (reduce-scatter).
@@ -34,8 +34,9 @@ def pass_around(rings: Ints, owned: Ints, *, reduce: bool) -> Iterator[Step]:
     places, width = rings.shape[1], owned.shape[2]
     src = np.repeat(rings.ravel(), width)
     dst = np.repeat(np.roll(rings, -1, axis=1).ravel(), width)
+    channel = np.repeat(np.arange(len(rings)), places * width)
     for step in range(places - 1):
-        yield Step(src, dst, np.roll(owned, step + reduce, axis=1).ravel(), reduce)
+        yield Step(src, dst, np.roll(owned, step + reduce, axis=1).ravel(), reduce, channel)
 
 
 def ring_phase(rings: Ints, fraction: float | Floats, times: int = 1) -> tuple[Phase, ...]:
