@@ -77,15 +77,42 @@ def test_phases_equal_steps_under_static_contention(name):
     np.testing.assert_allclose(bytes_by_phases, bytes_by_steps, rtol=1e-9)
 
 
+@given(
+    collective=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]),
+    algorithm=st.sampled_from(["hierarchical", "ring on a rail", "direct"]),
+    hosts=st.integers(2, 9), per_host=st.integers(2, 5), per_leaf=st.integers(1, 4),
+    over=st.sampled_from([1.0, 2.0, 3.0, 4.0, 7.0]), latency=st.tuples(*[st.floats(0, 20e-6)] * 3),
+    size=st.floats(3, 9).map(lambda exponent: 10.0**exponent),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_phases_equal_steps_with_latency(collective, algorithm, hosts, per_host, per_leaf, over, latency, size):
+    """Alone on an oversubscribed tree, at sizes where latency is all, where it is nothing, and in between."""
+    tree = TwoLevelTree(hosts, per_host, per_leaf=per_leaf, over=over, latency=sorted(latency))
+    members = rails(hosts, per_host)[0] if algorithm == "ring on a rail" else np.arange(hosts * per_host)
+    jobs = [(0, members, collective, algorithm.split()[0])]
+    by_phases, by_steps = run_phases(tree, jobs, size)[0], run_steps(tree, jobs, size)[0]
+    np.testing.assert_allclose(by_phases, by_steps, rtol=1e-3)  # the claim: 0.1 %
+
+
 @pytest.mark.parametrize("name", STATIC)
-def test_phases_charge_latency_in_full(name):
-    """Where one link holds a ring up, its steps hide latency of the other edges: at most all of it."""
+def test_contention_from_others_hides_latency_that_phases_do_not_know(name):
+    """Which edges are slow is known of a collective alone: at most its latency too much or too little."""
     fabric, jobs = STATIC[name]
     tree = TwoLevelTree(**fabric, latency=(1e-6, 2e-6, 3e-6))
-    by_phases, by_steps = run_phases(tree, jobs)[0], run_steps(tree, jobs)[0]
-    latency = np.array([sum(phase.latency[0] for phase in place(tree, *job[1:])) for job in jobs])
-    assert np.all(by_phases <= by_steps + latency + 1e-3 * by_steps)
-    assert np.all(by_phases >= by_steps * (1 - 1e-3))
+    for size in (1e6, S):
+        by_phases, by_steps = run_phases(tree, jobs, size)[0], run_steps(tree, jobs, size)[0]
+        latency = np.array([sum(phase.wait(0.0)[0] for phase in place(tree, *job[1:])) for job in jobs])
+        assert np.all(np.abs(by_phases - by_steps) <= latency + 1e-3 * by_steps)
+
+
+def test_rings_of_one_group_that_share_links_take_turns_in_steps():
+    """Phases have all rings on a link at once; steps of few bytes pass there one after the other, and go faster."""
+    tree = TwoLevelTree(4, 8, per_leaf=2, latency=(1e-6, 2e-6, 3e-6))
+    jobs = [(0, np.arange(32), "all_reduce", "ring")]
+    error = [run_phases(tree, jobs, size)[0][0] / run_steps(tree, jobs, size)[0][0] - 1 for size in (1e4, 16e6, S)]
+    assert 0 < error[0] < 1e-3
+    assert 0.3 < error[1] < 0.35
+    assert abs(error[2]) < 1e-9
 
 
 @pytest.mark.parametrize(("channel", "rounds"), [(0, 2), (1, 1)])
@@ -118,12 +145,11 @@ def test_steps_alone_take_the_closed_form():
 @given(st.integers(2, 6), st.lists(st.floats(0, 50e-6), min_size=6, max_size=6), st.floats(1e3, 1e8))
 @settings(max_examples=30, deadline=None)
 def test_ring_latency_covers_the_steps(n, latency, size):
-    """Edges of unequal latency: exact for one round, for two an upper bound by less than one edge."""
+    """Edges of unequal latency: the largest sum of as many edges in a row as there are steps."""
     star = Star(n, B, np.array(latency[:n]))
-    for collective, slack in (("all_gather", 0.0), ("all_reduce", max(latency[:n]))):
+    for collective in ("all_gather", "all_reduce"):
         (by_steps,), _ = run_steps(star, [(0, np.arange(n), collective, "ring")], size)
-        by_phases = seconds(star, range(n), collective, "ring", size)
-        assert by_steps * (1 - 1e-9) <= by_phases <= by_steps + slack + 1e-9 * by_steps
+        assert seconds(star, range(n), collective, "ring", size) == pytest.approx(by_steps, rel=1e-9)
 
 
 @pytest.mark.parametrize("preset", ["fattree", "torus", "fiber"])
