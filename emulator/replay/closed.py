@@ -110,7 +110,7 @@ class _Build:
         self.kinds: list[GroupKind] = []
         self.need: list[int] = []
         self.group_of: dict[tuple[object, ...], int] = {}
-        self.entries: list[tuple[int, int, Ints, Floats, float]] = []  # group, phase, link classes, weights, latency
+        self.entries: list[tuple[int, int, Ints, Floats, Floats]] = []  # group, phase, link classes, weights, lines
 
     def quotient(self) -> Quotient:
         slots: list[int] = []
@@ -214,7 +214,8 @@ class _Build:
     def _add_phase(self, group: int, phase: int, bound: BoundPhase) -> None:
         """Compare the instances that were tried; what the first puts on its members' links stands for all."""
         first: tuple[Ints, Floats] | None = None
-        if np.ptp(bound.latency) > _SAME * max(1e-12, float(bound.latency.max())):
+        lines = np.stack([bound.latency, bound.hidden])
+        if (np.ptp(lines, axis=1) > _SAME * np.maximum(1e-24, lines.max(axis=1))).any():
             raise DoesNotApplyError("communicators of one kind differ in latency")
         for i in range(len(bound.latency)):
             link = bound.link[bound.ptr[i] : bound.ptr[i + 1]]
@@ -234,7 +235,7 @@ class _Build:
             elif not np.array_equal(first[0], cells) or (np.abs(first[1] - high) > _SAME * high).any():
                 raise DoesNotApplyError("communicators of one kind use different links")
         assert first is not None
-        self.entries.append((group, phase, first[0], first[1], float(bound.latency[0])))
+        self.entries.append((group, phase, first[0], first[1], lines[:, 0]))
 
     def _assemble(self, slots: Ints, slot_ptr: Ints, instances: int) -> Quotient:
         cells = np.unique(np.concatenate([np.empty(0, np.int64), *(entry[2] for entry in self.entries)]))
@@ -251,6 +252,9 @@ class _Build:
         phases = np.array([kind.phases for kind in self.kinds] or [0], dtype=np.int64)[: len(self.kinds)]
         order = sorted(self.entries, key=lambda entry: entry[:2])
         weights = [entry[3] for entry in order]
+        lines = np.zeros((2, len(order), max((entry[4].shape[1] for entry in order), default=1)))
+        for row, entry in enumerate(order):
+            lines[:, row, : entry[4].shape[1]] = entry[4]
         tables = Tables(
             variants=self.variants,
             kinds=self.kinds,
@@ -262,7 +266,8 @@ class _Build:
             group_need=np.array(self.need, dtype=np.int64),
             group_share=np.array([kind.share[0] for kind in self.kinds], dtype=np.float64),
             phase_start=np.concatenate([[0], np.cumsum(phases)]).astype(np.int64),
-            phase_latency=np.array([entry[4] for entry in order]),
+            phase_latency=lines[0],
+            phase_hidden=lines[1],
             phase_ptr=np.concatenate([[0], np.cumsum([len(entry[2]) for entry in order])]).astype(np.int64),
             phase_link=np.concatenate([np.empty(0, np.int64), *(np.searchsorted(cells, e[2]) for e in order)]),
             phase_weight=np.concatenate([np.empty(0), *weights]),

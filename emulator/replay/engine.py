@@ -110,12 +110,15 @@ class Engine:
             for g in several:  # it does several things at once: no plain timeouts for it
                 uses += [(routes[row], "several") for row in range(start[g], start[g + 1])]
             mark_private(uses, changing=tables.link_events)
-        latency, share = tables.phase_latency.tolist(), tables.group_share.tolist()
+        lines = list(zip(tables.phase_latency.tolist(), tables.phase_hidden.tolist(), strict=True))
+        share = tables.group_share.tolist()
         groups = []
         for g, (kind, need) in enumerate(zip(tables.group_kind.tolist(), tables.group_need.tolist(), strict=True)):
             base = start[g]
             plans = {
-                use: tuple(ReadyPhase(routes[row], amount, latency[row]) for row, amount in plan.rows(base))
+                use: tuple(
+                    ReadyPhase(routes[row], amount, _wait(lines[row], amount)) for row, amount in plan.rows(base)
+                )
                 for use, plan in tables.kinds[kind].plans.items()
             }
             groups.append((SeveralAtOnce if g in several else Group)(self, g, need, share[g], plans))
@@ -292,6 +295,11 @@ class Engine:
                     node.chip.leave(item)
                 self._finish(node, item, node.items.queue[item])
         self._drain()
+
+
+def _wait(lines: tuple[list[float], list[float]], amount: float) -> float:
+    """Seconds before the first of ``amount`` bytes (:meth:`emulator.network.bind.BoundPhase.wait`)."""
+    return max(seconds - saved * amount for seconds, saved in zip(*lines, strict=True))
 
 
 def _concurrent_groups(tables: Tables) -> set[int]:

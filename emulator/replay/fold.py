@@ -180,15 +180,17 @@ def _group_phase_of_entry(tables: Tables) -> tuple[Ints, Ints]:
 
 
 def _latency_colour(tables: Tables) -> Ints:
-    """Groups with equal latencies in all phases get equal numbers."""
+    """Groups with equal latencies in all phases, for any number of bytes, get equal numbers."""
     colour = np.zeros(len(tables.group_kind), dtype=np.int64)
     counts = np.diff(tables.phase_start)
-    latency = _signif(tables.phase_latency)
+    columns = [_signif(column) for column in (*tables.phase_latency.T, *tables.phase_hidden.T)]
     for phase in range(int(counts.max(initial=0))):
         has = counts > phase
-        column = np.full(len(colour), -1.0)
-        column[has] = latency[tables.phase_start[:-1][has] + phase]
-        colour = _ranked(colour, column)
+        rows = tables.phase_start[:-1][has] + phase
+        for values in columns:
+            column = np.full(len(colour), -1.0)
+            column[has] = values[rows]
+            colour = _ranked(colour, column)
     return colour
 
 
@@ -312,6 +314,7 @@ def _quotient(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> Tables:
         group_share=tables.group_share[group_rep],
         phase_start=phase_start,
         phase_latency=tables.phase_latency[phase_rows],
+        phase_hidden=tables.phase_hidden[phase_rows],
         phase_ptr=phase_ptr.astype(np.int64),
         phase_link=pair % max(count, 1),
         phase_weight=weight,

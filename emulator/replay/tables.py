@@ -27,8 +27,9 @@ class Tables:
     ``node_variant``: variant of each node; ``node_slots[node_slot_ptr[i]:node_slot_ptr[i+1]]``: the group behind each
     slot of its program. ``group_kind`` indexes ``kinds``; ``group_need``: arrivals a group waits for;
     ``group_share``: the part of the chip that its kernels take from what computes. Group g owns the phase rows
-    ``phase_start[g]:phase_start[g+1]``; phase row p has ``phase_latency[p]`` seconds and puts ``phase_weight[k]`` on
-    link ``phase_link[k]`` for k in ``phase_ptr[p]:phase_ptr[p+1]``. ``capacity`` in bytes/s; ``link_events``: (time,
+    ``phase_start[g]:phase_start[g+1]``; phase row p puts ``phase_weight[k]`` on link ``phase_link[k]`` for k in
+    ``phase_ptr[p]:phase_ptr[p+1]``, after the seconds that ``phase_latency[p]`` and ``phase_hidden[p]`` (f64[p, J])
+    make for its bytes (:class:`emulator.network.bind.BoundPhase`). ``capacity`` in bytes/s; ``link_events``: (time,
     capacity from then on) of links that change.
     """
 
@@ -43,6 +44,7 @@ class Tables:
     group_share: Floats
     phase_start: Ints
     phase_latency: Floats
+    phase_hidden: Floats
     phase_ptr: Ints
     phase_link: Ints
     phase_weight: Floats
@@ -62,7 +64,9 @@ def build_tables(
     phases_of_kind = np.array([kind.phases for kind in groups.kinds] or [0], dtype=np.int64)
     phase_start = np.concatenate([[0], np.cumsum(phases_of_kind[groups.kind])]).astype(np.int64)
     total = int(phase_start[-1])
-    latency, share = np.zeros(total), np.zeros(count)
+    lines = max((bound.latency.shape[1] for kind in groups.kinds for _, bound in kind.bound), default=1)
+    latency, hidden = np.zeros((2, total, lines))
+    share = np.zeros(count)
     entry_row: list[Ints] = [np.empty(0, dtype=np.int64)]
     entry_link: list[Ints] = [np.empty(0, dtype=np.int64)]
     entry_weight: list[Floats] = [np.empty(0)]
@@ -70,7 +74,8 @@ def build_tables(
         share[kind.instances] = kind.share
         for phase, bound in kind.bound:
             rows = phase_start[kind.instances] + phase
-            latency[rows] = bound.latency
+            latency[rows, : bound.latency.shape[1]] = bound.latency
+            hidden[rows, : bound.latency.shape[1]] = bound.hidden
             entry_row.append(np.repeat(rows, np.diff(bound.ptr)))
             entry_link.append(bound.link)
             entry_weight.append(bound.weight)
@@ -89,6 +94,7 @@ def build_tables(
         group_share=share,
         phase_start=phase_start,
         phase_latency=latency,
+        phase_hidden=hidden,
         phase_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=total))]).astype(np.int64),
         phase_link=link[order],
         phase_weight=weight[order],
