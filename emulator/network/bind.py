@@ -149,7 +149,8 @@ def _bind_phase(fabric: Fabric, members: Ints, phase: Phase) -> BoundPhase:
     latency = np.empty((groups, flows))
     keys: list[Ints] = []
     weights: list[Floats] = []
-    passed: list[tuple[Ints, Ints]] = []  # flows (of all groups) and the keys on their paths, where flows make rings
+    passed: list[tuple[Ints, Ints]] = []  # where flows make rings: flows (of all groups) and keys on their paths
+    where: Ints | None = None  # of those keys among the distinct ones, if they were all seen together
     # Flows that merge have to be seen together.
     slab = flows if phase.tree is not None else max(1, _FLOWS_AT_ONCE // groups)
     for begin in range(0, flows, slab):
@@ -167,13 +168,14 @@ def _bind_phase(fabric: Fabric, members: Ints, phase: Phase) -> BoundPhase:
         if phase.tree is not None:
             used = _used(fabric, phase, number, paths.link, src.ravel()[flow], dst.ravel()[flow])
             key, weight = _merged(phase.tree, number[used], key[used], weight[used])
-        key, weight = _sum_by_key(key, weight, groups * links)
+        key, weight, where = _sum_by_key(key, weight, groups * links)
         keys.append(key)
         weights.append(weight)
     if len(keys) == 1:
         key, weight = keys[0], weights[0]
     else:
-        key, weight = _sum_by_key(np.concatenate(keys), np.concatenate(weights), groups * links)
+        key, weight, _ = _sum_by_key(np.concatenate(keys), np.concatenate(weights), groups * links)
+        where = None
     group, link = np.divmod(key, links)
     ptr = np.searchsorted(group, np.arange(groups + 1))
     rate = np.full(groups, np.inf)
@@ -182,9 +184,10 @@ def _bind_phase(fabric: Fabric, members: Ints, phase: Phase) -> BoundPhase:
         first = _latency(latency, phase)[:, np.newaxis]
         return BoundPhase(ptr, link, weight, largest, first, np.zeros_like(first), rate)
     level = np.full((groups, flows), np.inf)
+    alone = fabric.capacity[link] / weight
     for flow, on in passed:
-        place = np.searchsorted(key, on)
-        np.minimum.at(level.ravel(), flow, fabric.capacity[link[place]] / weight[place])
+        place = _places(key, on, groups * links) if where is None else where
+        np.minimum.at(level.ravel(), flow, alone[place])
     shape = (groups, -1, phase.ring)
     slack = _slack(level, rate) / phase.messages
     waits = ring_lines(latency.reshape(shape), slack.reshape(shape), phase.messages)
@@ -221,14 +224,24 @@ def _merged(tree: Ints, number: Ints, key: Ints, weight: Floats) -> tuple[Ints, 
     return np.concatenate([key[~merge], pair[1, first]]), np.concatenate([weight[~merge], largest])
 
 
-def _sum_by_key(key: Ints, weight: Floats, keys: int) -> tuple[Ints, Floats]:
-    """Keys (below ``keys``) that have weight, ascending, and their sums."""
+def _sum_by_key(key: Ints, weight: Floats, keys: int) -> tuple[Ints, Floats, Ints | None]:
+    """Keys (below ``keys``) that have weight, ascending, their sums, and, if it was found out on the way, which of them
+    each entry with weight has."""
     if keys <= 4 * len(key):  # dense: counting beats sorting
         total = np.bincount(key, weight, keys).astype(np.float64)
         present = np.flatnonzero(total)
-        return present, total[present]
+        return present, total[present], None
     present, which = np.unique(key[weight > 0], return_inverse=True)
-    return present, np.bincount(which, weight[weight > 0], len(present)).astype(np.float64)
+    return present, np.bincount(which, weight[weight > 0], len(present)).astype(np.float64), which
+
+
+def _places(key: Ints, wanted: Ints, keys: int) -> Ints:
+    """Where each of ``wanted`` stands in ``key``, which has them all, ascending and below ``keys``."""
+    if keys > 4 * len(wanted):
+        return np.searchsorted(key, wanted)
+    place = np.empty(keys, dtype=np.int64)
+    place[key] = np.arange(len(key))
+    return place[wanted]
 
 
 def _latency(latency: Floats, phase: Phase) -> Floats:

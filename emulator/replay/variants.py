@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from emulator.replay.programs import Items, itemise
 from emulator.trace.expand import Rows
-from emulator.trace.mesh import communicators, per_rank, program_of_rank
+from emulator.trace.mesh import group_sizes, per_rank, program_of_rank
 from emulator.trace.messages import message_bytes
 from emulator.trace.schema import Op, PerRank, RankNumber, Trace
 
@@ -73,14 +73,13 @@ def build_variants(
     of_rank = np.empty(trace.world_size, dtype=np.int64)
     uses: dict[Use, int] = {}
     variants: list[Variant] = []
-    sizes = {name: communicators(trace, name) for name in trace.groups}
     for p, unrolled in enumerate(rows):
         ranks = np.flatnonzero(program == p)
         if not len(ranks):
             continue
         used = np.unique(unrolled.template).tolist()
         members = {
-            name: sizes[name].sizes[sizes[name].of_rank[ranks]]
+            name: group_sizes(trace, name, ranks)
             for name in {ops[t].group for t in used if ops[t].kind == "collective"}
         }
         columns: list[Floats] = []
@@ -100,8 +99,8 @@ def build_variants(
         of_rank[ranks] = which + len(variants)
         chosen = ranks[representative]
         factor = None if compute_factor is None else compute_factor[chosen]
-        group_sizes = {name: column[representative] for name, column in members.items()}
-        variants += _of_program(trace, p, items[p], ops, seconds, chosen, group_sizes, uses, factor)
+        chosen_sizes = {name: column[representative] for name, column in members.items()}
+        variants += _of_program(trace, p, items[p], ops, seconds, chosen, chosen_sizes, uses, factor)
     return Variants(items=items, variants=variants, of_rank=of_rank, uses=list(uses))
 
 

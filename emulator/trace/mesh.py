@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,16 @@ def communicators(trace: Trace, name: str) -> Communicators:
     of_rank[ranks] = np.repeat(np.arange(len(sizes)), sizes)
     position[ranks] = np.arange(len(ranks)) - np.repeat(ptr[:-1], sizes)
     return Communicators(ptr=ptr, ranks=ranks, of_rank=of_rank, position=position)
+
+
+def group_sizes(trace: Trace, name: str, ranks: Ints) -> Ints:
+    """Members of the communicator of a group that each of ``ranks`` is in."""
+    axes = trace.groups[name].axes
+    if axes is None:
+        found = communicators(trace, name)
+        return np.asarray(found.sizes[found.of_rank[ranks]])
+    shape = dict(zip(trace.mesh.axes, trace.mesh.shape, strict=True))
+    return np.full(len(ranks), prod(shape[axis] for axis in axes), dtype=np.int64)
 
 
 def per_rank(trace: Trace, value: RankNumber, ranks: Ints | None = None) -> Floats:
