@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,15 +13,24 @@ import numpy as np
 import pytest
 from made_results import fsdp_result, pipeline_result
 
+from emulator.cli.export import export
 from emulator.errors import InputError
 from emulator.report import csv_table, perfetto
 from emulator.report.partition import fill
+from emulator.result import io
 from emulator.result.build import Span, result
 from emulator.result.schema import LinkLoad, MemoryUse, Result
 
 
 def exported(made: Result) -> list[dict]:  # type: ignore[type-arg]
     return json.loads(perfetto.encode(made))["traceEvents"]
+
+
+def export_to(made: Result, folder: Path, *names: str) -> None:
+    """Save a result and export it under these names, as the command does."""
+    io.write(made, folder / "result.json")
+    for name in names:
+        export(str(folder / "result.json"), str(folder / name))
 
 
 def check_format(events: list[dict]) -> None:  # type: ignore[type-arg]
@@ -129,14 +139,51 @@ def test_spans_and_path_from_python() -> None:
 
 
 def test_pandas_is_asked_for_only_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="pandas is not installed"):
         fsdp_result().to_pandas()
 
 
-def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
-    from emulator.cli.export import export  # noqa: PLC0415
+def test_parquet_holds_the_columns_of_spans_with_their_types(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    made = pipeline_result()
+    export_to(made, tmp_path, "spans.parquet")
+    table = parquet.read_table(tmp_path / "spans.parquet")
+    expected = made.spans()
+    assert table.column_names == list(expected)
+    kinds = {"O": "string", "i": "int64", "f": "double"}
+    assert {field.name: str(field.type) for field in table.schema} == {
+        name: kinds[column.dtype.kind] for name, column in expected.items()
+    }
+    for name, column in expected.items():
+        read = np.array(table[name].to_pylist(), dtype=column.dtype)  # a null becomes nan
+        np.testing.assert_array_equal(read, column)
 
+
+def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    made = fsdp_result()
+    export_to(made, tmp_path, "spans.csv", "spans.parquet", "again.parquet")
+    table = parquet.read_table(tmp_path / "spans.parquet")
+    with (tmp_path / "spans.csv").open() as file:
+        header, *rows = csv.reader(file)
+    assert header == table.column_names
+    columns = zip(*(table[name].to_pylist() for name in header), strict=True)
+    assert [["" if value is None else str(value) for value in row] for row in columns] == rows
+    assert table["transfer_start_seconds"].null_count == (made.spans()["kind"] == "compute").sum() > 0
+    assert (tmp_path / "again.parquet").read_bytes() == (tmp_path / "spans.parquet").read_bytes()
+
+
+def test_without_pyarrow_one_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match="writing Parquet needs pyarrow") as caught:
+        export_to(fsdp_result(), tmp_path, "spans.parquet")
+    assert caught.value.exit_code == 2 and caught.value.remedy == "pip install 'emu-cluster[parquet]'"
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("name", ["x.feather", "x.parquet.gz", "parquet"])
+def test_an_unknown_ending_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="names no format"):
-        export("r.json", str(tmp_path / "x.parquet"))
+        export("r.json", str(tmp_path / name))
     assert not list(tmp_path.iterdir())
