@@ -168,6 +168,15 @@ def test_groups_entered_in_opposite_order_are_named(tmp_path):
     assert caught.value.exit_code == 1
 
 
+def test_ranks_that_never_use_a_group_have_none(tmp_path):
+    """Stage 0 has no experts: the communicators of its ranks are no groups of the replay."""
+    dense, experts = [compute(0, 1 * MS)], [collective(0, "all_to_all", "ep", 4 * MB)]
+    found = replay(job({"pp": 2, "ep": 2}, dense, experts, ranks=[(2, 0), (2, 1)]), star(tmp_path, 4), folding=False)
+    assert spans(found, 0)[0][2] == pytest.approx(1 * MS)
+    assert spans(found, 3)[0] == near(0, 0, 2 * MS)
+    assert found.folding.groups == 1
+
+
 def test_a_job_larger_than_the_topology_is_refused(tmp_path):
     with pytest.raises(InputError, match="4 ranks"):
         replay(job({"dp": 4}, [compute(0, 1.0)]), star(tmp_path, 2))
