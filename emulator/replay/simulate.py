@@ -176,7 +176,7 @@ def _attempt(
     variants = build_variants(trace, unrolled, ops, job.seconds, factor)
     quotient, notes = _quotient(trace, ops, variants, topology, options)
     tables = quotient.tables
-    run = Engine(tables, progress, private_routes=options.private_routes).run()
+    run = Engine(tables, quotient.kin, progress, private_routes=options.private_routes).run()
     times = [node_row_times(tables, run, node) for node in range(len(tables.node_variant))]
     return _Attempt(trace, cuts, ops, unrolled, variants, quotient, run, times, notes)
 
@@ -206,7 +206,7 @@ def _replay(
         table_of_node.append(table_of_program[variant.program])
         weight = weights(jumps, times.end)
         timeline += timelines(node, table, times)
-        collectives += collective_uses(tables, node, times, weight)
+        collectives += collective_uses(tables, run, node, times, weight)
         flops.append(float(table.flops @ weight))
         executed.append(float(weight.sum()))
     classes = rank_classes(attempt.quotient.node_class, table_of_node, flops)

@@ -6,6 +6,7 @@ per rank or per group.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +27,10 @@ class Tables:
 
     ``node_variant``: variant of each node; ``node_slots[node_slot_ptr[i]:node_slot_ptr[i+1]]``: the group behind each
     slot of its program. ``group_kind`` indexes ``kinds``; ``group_need``: arrivals a group waits for. Group g owns the
-    phase rows ``phase_start[g]:phase_start[g+1]``; phase row p has ``phase_latency[p]`` seconds and puts
-    ``phase_weight[k]`` on link ``phase_link[k]`` for k in ``phase_ptr[p]:phase_ptr[p+1]``. ``capacity`` in bytes/s;
-    ``link_events``: (time, capacity from then on) of links that change.
+    phase rows ``phase_start[g]:phase_start[g+1]``. Phase row p has ``phase_latency[p]`` seconds, moves
+    ``phase_rate[p]`` bytes/s of its largest flow on the idle network, and puts ``phase_weight[k]`` on link
+    ``phase_link[k]`` for k in ``phase_ptr[p]:phase_ptr[p+1]``. ``capacity`` in bytes/s; ``link_events``: (time,
+    capacity from then on) of links that change.
     """
 
     variants: Variants
@@ -41,11 +43,17 @@ class Tables:
     group_need: Ints
     phase_start: Ints
     phase_latency: Floats
+    phase_rate: Floats
     phase_ptr: Ints
     phase_link: Ints
     phase_weight: Floats
     capacity: Floats
     link_events: dict[int, tuple[tuple[float, float], ...]]
+
+    def alone_seconds(self, group: int, phases: Iterable[tuple[int, float]]) -> float:
+        """Seconds that a group takes for phases (number, bytes) in sequence on the idle network."""
+        start = int(self.phase_start[group])
+        return float(sum(self.phase_latency[start + p] + size / self.phase_rate[start + p] for p, size in phases))
 
 
 def build_tables(
@@ -60,7 +68,7 @@ def build_tables(
     phases_of_kind = np.array([kind.phases for kind in groups.kinds] or [0], dtype=np.int64)
     phase_start = np.concatenate([[0], np.cumsum(phases_of_kind[groups.kind])]).astype(np.int64)
     total = int(phase_start[-1])
-    latency = np.zeros(total)
+    latency, rate = np.zeros(total), np.full(total, np.inf)
     entry_row: list[Ints] = [np.empty(0, dtype=np.int64)]
     entry_link: list[Ints] = [np.empty(0, dtype=np.int64)]
     entry_weight: list[Floats] = [np.empty(0)]
@@ -68,6 +76,7 @@ def build_tables(
         for phase, bound in kind.bound:
             rows = phase_start[kind.instances] + phase
             latency[rows] = bound.latency
+            rate[rows] = bound.rate_alone
             entry_row.append(np.repeat(rows, np.diff(bound.ptr)))
             entry_link.append(bound.link)
             entry_weight.append(bound.weight)
@@ -85,6 +94,7 @@ def build_tables(
         group_need=np.bincount(groups.slots, minlength=count),
         phase_start=phase_start,
         phase_latency=latency,
+        phase_rate=rate,
         phase_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=total))]).astype(np.int64),
         phase_link=link[order],
         phase_weight=weight[order],

@@ -12,7 +12,7 @@ from emulator.report import figures
 from emulator.report.bubbles import CAUSES
 from emulator.report.kinds import kind_of_group
 from emulator.report.pieces import pipeline_phase
-from emulator.result.schema import Result
+from emulator.result.schema import CollectiveUse, Result
 
 BUBBLE = 0.10
 EXPOSED = 0.05
@@ -176,9 +176,20 @@ def _congestion(result: Result) -> Iterator[str]:
             yield (
                 f"{kind_of_group(use.group)} {use.collective} of {figures.size(use.bytes)} takes "
                 f"{figures.seconds(use.seconds)}, {figures.seconds(use.alone_seconds)} alone: links are shared "
-                f"({figures.percent(use.congestion)} of the time)"
+                f"({figures.percent(use.congestion)} of the time{_lost_to(use)})"
             )
             return
+
+
+def _lost_to(use: CollectiveUse) -> str:
+    """What cost a transfer most."""
+    parts = {
+        "to other streams of the same ranks": use.own_rank_seconds,
+        "to other ranks": use.other_ranks_seconds,
+        "to links slower than usual": use.slower_links_seconds,
+    }
+    most = max(parts, key=lambda name: parts[name])
+    return f", {figures.percent(parts[most], use.seconds)} {most}" if parts[most] > 0 else ""
 
 
 RULES: tuple[Callable[[Result], Iterator[str]], ...] = (

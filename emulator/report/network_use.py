@@ -14,6 +14,10 @@ from emulator.result.schema import CollectiveUse, Result
 
 COLLECTIVES_SHOWN = 20
 LINKS_SHOWN = 10
+WORTH_A_COLUMN = 0.0005  # of the time: what is printed as more than 0.0 %
+_TIMES = (
+    "seconds", "alone_seconds", "wait_seconds", "own_rank_seconds", "other_ranks_seconds", "slower_links_seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,18 @@ class _Row:
     seconds: float
     alone_seconds: float
     wait_seconds: float
+    own_rank_seconds: float
+    other_ranks_seconds: float
+    slower_links_seconds: float
 
     @property
     def congestion(self) -> float | None:
-        """Part of the time that sharing links costs."""
-        return max(0.0, 1 - self.alone_seconds / self.seconds) if self.seconds > 0 else None
+        """Part of the time that was lost to others on the same links and to slower links."""
+        return max(0.0, self.part(self.seconds - self.alone_seconds) or 0.0) if self.seconds > 0 else None
+
+    def part(self, seconds: float) -> float | None:
+        """A part of the time; none where there is no time."""
+        return seconds / self.seconds if self.seconds > 0 else None
 
 
 def collectives(result: Result, width: int) -> RenderableType:
@@ -49,6 +60,7 @@ def collectives(result: Result, width: int) -> RenderableType:
         Column("time", [figures.seconds(row.seconds) for row in shown]),
         Column("alone", [figures.seconds(row.alone_seconds) for row in shown], 4),
         Column("congestion\n% of time", [_or_dash(row.congestion, figures.percent) for row in shown], 8),
+        *_lost_to(shown),
         Column("wait", [figures.seconds(row.wait_seconds) for row in shown], 3),
         Column("algbw", [_rate(row, row.first.algbw_bytes_per_second) for row in shown], 7),
         Column("busbw", [_rate(row, row.first.busbw_bytes_per_second) for row in shown], 1),
@@ -62,6 +74,20 @@ def collectives(result: Result, width: int) -> RenderableType:
     return table("Communication", columns, width, note)
 
 
+def _lost_to(rows: list[_Row]) -> list[Column]:
+    """The columns into which congestion is split: only those in which there is something."""
+    parts = {
+        "own rank's\nstreams": [row.part(row.own_rank_seconds) for row in rows],
+        "other\nranks": [row.part(row.other_ranks_seconds) for row in rows],
+        "slower\nlinks": [row.part(row.slower_links_seconds) for row in rows],
+    }
+    return [
+        Column(header, [_or_dash(part, figures.percent) for part in listed], 10)
+        for header, listed in parts.items()
+        if any(part is not None and part >= WORTH_A_COLUMN for part in listed)
+    ]
+
+
 def _merged(result: Result) -> list[_Row]:
     """Communication of all classes, put together where it is alike."""
     ranks = {own.rank_class: own.count for own in result.ranks}
@@ -73,8 +99,8 @@ def _merged(result: Result) -> list[_Row]:
     for uses in alike.values():
         weight = np.array([use.count * ranks.get(use.rank_class, 1) for use in uses], dtype=np.float64)
         number = sum(ranks.get(rank_class, 1) for rank_class in {use.rank_class for use in uses})
-        times = np.array([[use.seconds, use.alone_seconds, use.wait_seconds] for use in uses])
-        means = weight @ times / weight.sum() if weight.sum() else np.zeros(3)
+        times = np.array([[getattr(use, name) for name in _TIMES] for use in uses])
+        means = weight @ times / weight.sum() if weight.sum() else np.zeros(len(_TIMES))
         rows.append(_Row(uses[0], number, float(weight.sum()) / number, *means.tolist()))
     return rows
 

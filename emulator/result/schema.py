@@ -206,7 +206,9 @@ class WhatIf(msgspec.Struct):
 class CollectiveUse(msgspec.Struct):
     """All executions of one kind of communication in one group, on one rank class, of one size.
 
-    ``seconds`` is the mean from last arrival to end, ``alone_seconds`` the same algorithm on the idle topology.
+    ``seconds`` is the mean from last arrival to end, ``alone_seconds`` the same algorithm on the idle topology. What
+    is between them was lost, ``own_rank_seconds`` to other streams of the group's own ranks, ``other_ranks_seconds`` to
+    other ranks on the same links, ``slower_links_seconds`` to links slower than the topology has them.
     """
 
     collective: str
@@ -223,6 +225,9 @@ class CollectiveUse(msgspec.Struct):
     algbw_bytes_per_second: float | None
     busbw_bytes_per_second: float | None
     congestion: float | None
+    own_rank_seconds: float = 0.0
+    other_ranks_seconds: float = 0.0
+    slower_links_seconds: float = 0.0
 
 
 class LinkUse(msgspec.Struct):
