@@ -6,6 +6,7 @@ import pytest
 
 from emulator.errors import AnswerIsNo, InputError
 from emulator.trace.schema import BlockUse, Group, Op, PerRank
+from tests.built import build
 from tests.jobs import collective, compute, job, parts, recv, replay, send, spans, star, wait
 
 MS = 1e-3
@@ -229,7 +230,21 @@ def test_the_load_of_a_link_over_time(tmp_path):
     assert load.link == found.links[0].link
     assert load.time == near(1 * MS, 3 * MS, 11 * MS)
     assert load.rate == near(1e9, 1e9, 0)
+    assert load.transfers.tolist() == [1, 2, 0]
     assert found.links[0].bytes == pytest.approx(10 * MB)
+
+
+@pytest.mark.parametrize("folding", [True, False])
+def test_who_is_on_a_link_and_how_many_at_once(folding):
+    """Two rings and a message, 4 ranks in a row of cables: the ring of all four is one transfer, not two phases."""
+    ring = collective(0, "all_reduce", "all", 8 * MB)
+    program = [ring, collective(1, "all_gather", "half", 4 * MB, stream="side")]
+    groups = {"all": Group(axes=["a", "b"]), "half": Group(axes=["b"])}
+    mesh = build({"mesh": {"kind": "full_mesh"}}, 4)
+    found = replay(job({"a": 2, "b": 2}, program, groups=groups), mesh, folding=folding, algorithms="ring")
+    load = next(load for load in found.link_loads if load.transfers.max() == 2)
+    assert load.transfers.tolist() == [2, 1, 0]
+    assert load.group_bytes == {"all": pytest.approx(12 * MB), "half": pytest.approx(2 * MB)}
 
 
 def test_a_batch_with_two_messages_to_one_peer_waits_for_the_receiver(tmp_path):

@@ -77,7 +77,7 @@ def coloured(full: Tables, reduced: Tables) -> Quotient:
 
     def carriers(link: int) -> Carriers:
         found = carriers_on(full, link)
-        return Carriers(folded.group_class[found.group], found.phase, found.weight)
+        return replace(found, group=folded.group_class[found.group])
 
     return Quotient(
         tables=folded.tables,

@@ -40,7 +40,7 @@ from emulator.trace.repeats import Cut, shorten
 from emulator.trace.schema import Op, RankNumber, Trace
 
 _KEPT_INSTANCES = 32  # of a long repeat, at first
-_LINKS_OVER_TIME = 8  # the load over time of so many links is kept
+_LINKS_OVER_TIME = 10  # the load over time of so many links is kept
 _SPAN = 24  # instances are left out in multiples of this, which most periods divide
 
 

@@ -10,10 +10,11 @@ from rich.console import RenderableType
 
 from emulator.report import figures
 from emulator.report.tables import Column, shortened, table
-from emulator.result.schema import CollectiveUse, Result
+from emulator.result.schema import CollectiveUse, LinkLoad, LinkUse, Result
 
 COLLECTIVES_SHOWN = 20
 LINKS_SHOWN = 10
+GROUPS_SHOWN = 4  # on one link
 WORTH_A_COLUMN = 0.0005  # of the time: what is printed as more than 0.0 %
 _TIMES = (
     "seconds", "alone_seconds", "wait_seconds", "own_rank_seconds", "other_ranks_seconds", "slower_links_seconds",
@@ -113,7 +114,9 @@ def _rate(row: _Row, of_first: float | None) -> str:
 
 
 def links(result: Result, width: int) -> RenderableType:
+    """The busiest links: how much of them was used, by whom, and when they were shared."""
     shown = sorted(result.links, key=lambda use: (-use.utilisation, use.link))[:LINKS_SHOWN]
+    loads = [{load.link: load for load in result.link_loads}.get(use.link) for use in shown]
     columns = [
         Column("link", [use.link for use in shown], left=True),
         Column("level", [use.level for use in shown], 2, left=True),
@@ -121,9 +124,45 @@ def links(result: Result, width: int) -> RenderableType:
         Column("capacity", [figures.rate(use.capacity_bytes_per_second) for use in shown], 3),
         Column("carried", [figures.size(use.bytes) for use in shown], 1),
         Column("used", [figures.percent(use.utilisation) for use in shown]),
-        Column("by", [shortened(", ".join(use.groups), 24) for use in shown], left=True),
+        Column("in use\n% of time", [_share_of_time(result, load, 1) for load in loads], 6),
+        Column("shared\n% of time", [_share_of_time(result, load, 2) for load in loads], 5),
+        Column("shared longest", [_longest_shared(load) for load in loads], 7, left=True),
+        Column("by", [_by(use, load) for use, load in zip(shown, loads, strict=True)], left=True),
     ]
-    return table("Hottest links", columns, width, "used: bytes carried, % of capacity x step; one direction each.")
+    note = (
+        "used: bytes carried, % of capacity x step; one direction each. in use: a transfer is under way over it; "
+        "shared: two or more at once; by: % of its bytes."
+    )
+    return table("Hottest links", columns, width, note)
+
+
+def _by(use: LinkUse, load: LinkLoad | None) -> str:
+    """The groups on a link, with their parts of its bytes where they are known."""
+    if load is None or not load.group_bytes:
+        return shortened(", ".join(use.groups), 24)
+    whole = sum(load.group_bytes.values())
+    parts = [f"{name} {figures.percent(size, whole)}" for name, size in load.group_bytes.items()]
+    return ", ".join(parts[:GROUPS_SHOWN]) + (", ..." if len(parts) > GROUPS_SHOWN else "")
+
+
+def _share_of_time(result: Result, load: LinkLoad | None, least: int) -> str:
+    """How long so many transfers or more were on a link, % of the time shown."""
+    if load is None or load.transfers is None:
+        return "-"
+    there = load.transfers[:-1] >= least
+    return figures.percent(float(np.diff(load.time)[there].sum()), result.shown_seconds)
+
+
+def _longest_shared(load: LinkLoad | None) -> str:
+    """From when to when a link was shared the longest."""
+    if load is None or load.transfers is None:
+        return "-"
+    shared = np.concatenate([[False], load.transfers >= 2, [False]])
+    begins, ends = np.flatnonzero(np.diff(shared.astype(np.int64)) == 1), np.flatnonzero(shared[:-1] & ~shared[1:])
+    if not len(begins):
+        return "-"
+    longest = int(np.argmax(load.time[ends] - load.time[begins]))
+    return f"{figures.seconds(load.time[begins[longest]])} to {figures.seconds(load.time[ends[longest]])}"
 
 
 def _or_dash(value: float | None, write: Callable[[float], str]) -> str:

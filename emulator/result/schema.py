@@ -170,11 +170,17 @@ class CriticalPath(msgspec.Struct):
 
 
 class LinkLoad(msgspec.Struct):
-    """Load of one link (or of each of a class of links) over time: ``rate[i]`` bytes/s from ``time[i]`` on."""
+    """Load of one link (or of each of a class of links) over time: ``rate[i]`` bytes/s from ``time[i]`` on.
+
+    ``transfers[i]`` of them are on it then (None: not known). ``group_bytes``: what each group's carried in the time
+    shown, most first.
+    """
 
     link: str
     time: Floats
     rate: Floats
+    transfers: Ints | None = None
+    group_bytes: dict[str, float] = {}
 
 
 class MemoryUse(msgspec.Struct):
