@@ -14,7 +14,7 @@ from emulator.collector import paused_collector
 from emulator.cost.lower import Lowered, lower
 from emulator.cost.roofline import Timed, time_ops
 from emulator.errors import InputError
-from emulator.replay.perturb import Perturbation, parse_degrade, parse_straggler
+from emulator.replay.perturb import Perturbation, parse_chip_share, parse_degrade, parse_straggler
 from emulator.replay.simulate import Job, Options, Replay, simulate
 from emulator.report.partition import fill
 from emulator.result.schema import DeviceInfo, Result, TopologyInfo, TraceInfo
@@ -52,9 +52,15 @@ class OpenJob:
         axes = dict(zip(self.trace.mesh.axes, self.trace.mesh.shape, strict=True))
         return placement.place(how, self.topology, self.trace.world_size, axes=axes, seed=seed)
 
+    def settled(self, options: Options) -> Options:
+        """The options with what the device file says where they are silent."""
+        known = {name: share for name, share in self.device.chip_share.items() if name in self.topology.level_names}
+        return replace(options, shares=known | dict(options.shares))
+
     def run(self, options: Options = Options(), progress: Progress | None = None) -> Result:  # noqa: B008  (frozen)
         """Replay it. Raises InputError if it does not fit, AnswerIsNo if the replay cannot go on."""
         job = Job(trace=self.lowered.trace, seconds=self.timed.seconds, sources=self.timed.source, name=self.name)
+        options = self.settled(options)
         replay = simulate(job, self.topology, options, progress)
         if not replay.step_seconds > 0:
             raise InputError(
@@ -98,6 +104,7 @@ def run(
     overrides: Mapping[str, str] | None = None,
     stragglers: Sequence[str] = (),
     degraded: Sequence[str] = (),
+    chip_share: str = "",
     place: str = "linear",
     seed: int = 0,
     options: Options = Options(),  # noqa: B008  (frozen)
@@ -108,15 +115,17 @@ def run(
 
     ``trace`` and ``topology`` are names of what is shipped, paths, or loaded objects; ``device`` defaults to the
     topology's; ``lowering`` is ``eager`` or ``compile`` (default); ``overrides`` are dotted keys of the topology
-    file; ``stragglers`` (``RANK:FACTOR``), ``degraded`` (``LINK:FACTOR[@t1-t2]``), ``place`` and ``seed`` are as on the
-    command line; ``options`` say how to replay; ``what_if`` replays it again with what might help. Raises InputError on
-    bad input, AnswerIsNo if the replay cannot go on.
+    file; ``stragglers`` (``RANK:FACTOR``), ``degraded`` (``LINK:FACTOR[@t1-t2]``), ``chip_share`` (``LINKS=K,...``),
+    ``place`` and ``seed`` are as on the command line; ``options`` say how to replay; ``what_if`` replays it again
+    with what might help. Raises InputError on bad input, AnswerIsNo if the replay cannot go on.
     """
     job = open_job(trace, topology, device=device, lowering=lowering, overrides=overrides, progress=progress)
     if stragglers or degraded:
         slowdown = dict(parse_straggler(text) for text in stragglers)
         changes = [parse_degrade(text, job.topology) for text in degraded]
         options = replace(options, perturbation=Perturbation(slowdown, changes))
+    if chip_share:
+        options = replace(options, shares=parse_chip_share(chip_share, job.topology))
     if place != "linear":
         options = replace(options, placement=job.placement(place, seed))
     result = job.run(options, progress)
@@ -163,7 +172,7 @@ def _result(job: OpenJob, replay: Replay) -> Result:
             kernels_recorded=job.lowered.kernels_recorded, kernels_timed=job.lowered.kernels_timed,
         ),
         time_sources=replay.time_sources, ranks=replay.ranks, collectives=replay.collectives, links=replay.links,
-        link_loads=replay.link_loads,
+        link_loads=replay.link_loads, compute_rates=replay.compute_rates,
         folding=replay.folding, programs=replay.programs, timeline=replay.timeline, omitted=replay.omitted, warnings=[],
         engine=replay.engine,
         mfu=mfu, tokens_per_second=float(meta.tokens_per_step) / step if meta.tokens_per_step else None,

@@ -43,7 +43,7 @@ def run_phases(fabric, jobs, size=S):
         phase = phases[0]
         route = network.route(phase.link, phase.weight)
         amount = phase.fraction * size
-        begin = clock.now + phase.latency[0]
+        begin = clock.now + phase.wait(amount)[0]
         clock.call_at(begin, lambda _: network.start(route, amount, lambda: go(job, phases[1:])))
 
     for job, (time, members, collective, algorithm) in enumerate(jobs):

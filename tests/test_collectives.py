@@ -163,8 +163,8 @@ def test_rings_of_65536_members_are_symbolic():
     assert phase.src.size == 65_536
     domains = np.arange(65_536) // 8
     inside, across, _ = collectives.phases("all_reduce", "hierarchical", 65_536, domains=domains)
-    assert inside.block == 8
-    assert across.block == 8192
+    assert inside.ring == 8
+    assert across.ring == 8192
 
 
 def test_large_groups_are_symbolic():

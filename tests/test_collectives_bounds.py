@@ -2,69 +2,137 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from built import build, fabrics
+from built import build, clos, fabrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import composite
 
 from emulator.network import bind, collectives
 from emulator.network.choose import place_all, ways
 from emulator.network.layout import layout, layout_pattern
+from emulator.network.measure import measure
 
 COLLECTIVES = [c for c in collectives.COLLECTIVES if c not in ("send", "barrier")]
+UNEVEN = ["all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"]
 
 
-def every_way(fabric, members, collective, root=0):
+def every_way(fabric, members, collective, root=0, splits=None):
     where = layout(fabric, members)
-    names = collectives.algorithms(collective, len(members), where.domains, where.grid, every=True)
-    found = [way for name in names for way in ways(fabric, collective, where, name, root=root)]
+    names = collectives.algorithms(
+        collective, len(members), where.domains, where.grid, every=True, switches=fabric.in_network, splits=splits
+    )
+    found = [way for name in names for way in ways(fabric, collective, where, name, root=root, splits=splits)]
     return place_all(fabric, members[np.newaxis], found)
 
 
-def across(collective, inside, n, root_inside):
-    """Bytes, as parts of S, that have to leave a set with ``inside`` of the n members: whatever the algorithm."""
-    outside = n - inside
-    if not inside or not outside:
+def across(collective, inside, root, parts):
+    """Bytes that have to leave the members ``inside`` (bool[n]), whatever the algorithm.
+
+    ``parts``: bytes of each member's part (f64[n]), of an all-to-all from each to each (f64[n, n]); S is their sum, of
+    an all-to-all the largest row's.
+    """
+    outside = ~inside
+    if not inside.any() or not outside.any():
         return 0.0
+    if collective == "all_to_all":
+        return parts[np.ix_(inside, outside)].sum()
     return {
-        "all_reduce": 1.0,  # the sum of what is inside
-        "all_gather": inside / n,
-        "reduce_scatter": outside / n,
-        "all_to_all": inside * outside / n,
-        "broadcast": float(root_inside),
-        "reduce": float(not root_inside),
-        "gather": 0.0 if root_inside else inside / n,
-        "scatter": outside / n if root_inside else 0.0,
+        "all_reduce": parts.sum(),  # the sum of what is inside
+        "all_gather": parts[inside].sum(),
+        "reduce_scatter": parts[outside].sum(),
+        "broadcast": parts.sum() * inside[root],
+        "reduce": parts.sum() * outside[root],
+        "gather": parts[inside].sum() * outside[root],
+        "scatter": parts[outside].sum() * inside[root],
     }[collective]
 
 
-@given(fabrics(), st.data())
-@settings(max_examples=60, deadline=None)
-def test_no_cut_carries_more_than_it_can(fabric, data):
-    """Time is at least the bytes that must cross any set of nodes over the capacity of the links out of it.
+def least_seconds(fabric, members, collective, root, parts, seed):
+    """Time that the bytes need which must cross any set of nodes, over the capacity of the links out of it.
 
-    Sets of one accelerator are its network card, halves of all nodes the bisection. In-network reduction obeys it too.
+    Sets of one accelerator are its network card, halves of all nodes the bisection.
     """
-    n = data.draw(st.integers(1, min(fabric.accelerators, 12)))
-    members = np.array(data.draw(st.permutations(range(fabric.accelerators)))[:n])
-    collective = data.draw(st.sampled_from(COLLECTIVES))
-    root = data.draw(st.integers(0, n - 1))
-    size = data.draw(st.floats(1.0, 1e10))
-    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
-    placed = every_way(fabric, members, collective, root)
+    rng = np.random.default_rng(seed)
     sides = [np.arange(fabric.nodes) == a for a in members]
     sides += [~side for side in sides]
     sides += [rng.random(fabric.nodes) < 0.5 for _ in range(8)]
     sides += [np.concatenate([fabric.domain == d, np.zeros(fabric.nodes - fabric.accelerators, bool)]) for d in (0, 1)]
+    least = 0.0
     for side in sides:
-        needed = across(collective, int(side[members].sum()), n, bool(side[members[root]])) * size
+        needed = across(collective, side[members], root, parts)
         capacity = fabric.capacity[side[fabric.link_src] & ~side[fabric.link_dst]].sum()
         if needed:
             assert capacity > 0
-        for way, bound in placed:
-            (time,) = way.seconds(bound, size)
-            assert time * (1 + 1e-9) * capacity >= needed, way.name
+            least = max(least, needed / capacity)
+    return least
+
+
+def even(collective, n, size):
+    return np.full((n, n) if collective == "all_to_all" else n, size / n)
+
+
+@composite
+def groups(draw, of, most=12):
+    """A fabric, some of its accelerators in any order, a root, bytes, a seed."""
+    fabric = draw(of)
+    n = draw(st.integers(1, min(fabric.accelerators, most)))
+    among = draw(st.sampled_from([n, fabric.accelerators]))  # n: whole servers, as hierarchical algorithms need them
+    members = np.array(draw(st.permutations(range(among)))[:n])
+    return fabric, members, draw(st.integers(0, n - 1)), draw(st.floats(1.0, 1e10)), draw(st.integers(0, 1 << 30))
+
+
+@given(groups(fabrics()), st.sampled_from(COLLECTIVES))
+@settings(max_examples=60, deadline=None)
+def test_no_cut_carries_more_than_it_can(group, collective):
+    fabric, members, root, size, seed = group
+    least = least_seconds(fabric, members, collective, root, even(collective, len(members), size), seed)
+    for way, bound in every_way(fabric, members, collective, root):
+        assert way.seconds(bound, size)[0] * (1 + 1e-9) >= least, way.name
+
+
+@given(groups(clos()), st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]))
+@settings(max_examples=120, deadline=None)
+def test_switches_that_reduce_obey_the_cuts_too(group, collective):
+    fabric, members, root, size, seed = group
+    fabric = replace(fabric, in_network=("nvls", "sharp"))
+    least = least_seconds(fabric, members, collective, root, even(collective, len(members), size), seed)
+    for way, bound in every_way(fabric, members, collective):
+        assert way.seconds(bound, size)[0] * (1 + 1e-9) >= least, way.name
+
+
+@given(groups(fabrics()), st.sampled_from(UNEVEN))
+@settings(max_examples=60, deadline=None)
+def test_no_cut_carries_more_than_it_can_of_uneven_parts(group, collective):
+    fabric, members, root, size, seed = group
+    parts = even(collective, len(members), size)
+    parts *= np.random.default_rng(seed).integers(0, 4, parts.shape)
+    size = parts.sum(axis=-1).max()
+    least = least_seconds(fabric, members, collective, root, parts, seed)
+    for way, bound in every_way(fabric, members, collective, root, splits=parts):
+        assert way.seconds(bound, size)[0] * (1 + 1e-9) >= least, way.name
+
+
+@given(groups(fabrics(), most=6), st.sampled_from(COLLECTIVES))
+@settings(max_examples=60, deadline=None)
+def test_steps_obey_the_cuts_too(group, collective):
+    fabric, members, root, size, seed = group
+    least = least_seconds(fabric, members, collective, root, even(collective, len(members), size), seed)
+    for row in measure(fabric, members, collective, [size], mode="steps", root=root):
+        assert row.seconds * (1 + 1e-9) >= least, row.algorithm
+
+
+@given(groups(fabrics()), st.sampled_from(COLLECTIVES))
+@settings(max_examples=60, deadline=None)
+def test_more_bytes_take_no_less_time(group, collective):
+    """Though more of a ring's latencies is hidden."""
+    fabric, members, root, size, _ = group
+    for way, bound in every_way(fabric, members, collective, root):
+        times = [way.seconds(bound, size * factor)[0] for factor in (0.0, 0.5, 1.0, 1.1, 2.0)]
+        assert np.all(np.diff(times) >= -1e-9 * times[-1]), way.name
 
 
 @given(fabrics(), st.data())

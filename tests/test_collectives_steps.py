@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from emulator.network import collectives
 from emulator.network.choose import fastest
+from emulator.network.clock import Clock
+from emulator.network.collectives import tree as tree_module
+from emulator.network.fluid import Network
 from emulator.network.layout import layout
+from emulator.network.steps_player import play
 from emulator.topology.load import load
 
 
@@ -73,15 +77,55 @@ def test_phases_equal_steps_under_static_contention(name):
     np.testing.assert_allclose(bytes_by_phases, bytes_by_steps, rtol=1e-9)
 
 
+@given(
+    collective=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]),
+    algorithm=st.sampled_from(["hierarchical", "ring on a rail", "direct"]),
+    hosts=st.integers(2, 9), per_host=st.integers(2, 5), per_leaf=st.integers(1, 4),
+    over=st.sampled_from([1.0, 2.0, 3.0, 4.0, 7.0]), latency=st.tuples(*[st.floats(0, 20e-6)] * 3),
+    size=st.floats(3, 9).map(lambda exponent: 10.0**exponent),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_phases_equal_steps_with_latency(collective, algorithm, hosts, per_host, per_leaf, over, latency, size):
+    """Alone on an oversubscribed tree, at sizes where latency is all, where it is nothing, and in between."""
+    tree = TwoLevelTree(hosts, per_host, per_leaf=per_leaf, over=over, latency=sorted(latency))
+    members = rails(hosts, per_host)[0] if algorithm == "ring on a rail" else np.arange(hosts * per_host)
+    jobs = [(0, members, collective, algorithm.split()[0])]
+    by_phases, by_steps = run_phases(tree, jobs, size)[0], run_steps(tree, jobs, size)[0]
+    np.testing.assert_allclose(by_phases, by_steps, rtol=1e-3)  # the claim: 0.1 %
+
+
 @pytest.mark.parametrize("name", STATIC)
-def test_phases_charge_latency_in_full(name):
-    """Where one link holds a ring up, its steps hide latency of the other edges: at most all of it."""
+def test_contention_from_others_hides_latency_that_phases_do_not_know(name):
+    """Which edges are slow is known of a collective alone: at most its latency too much or too little."""
     fabric, jobs = STATIC[name]
     tree = TwoLevelTree(**fabric, latency=(1e-6, 2e-6, 3e-6))
-    by_phases, by_steps = run_phases(tree, jobs)[0], run_steps(tree, jobs)[0]
-    latency = np.array([sum(phase.latency[0] for phase in place(tree, *job[1:])) for job in jobs])
-    assert np.all(by_phases <= by_steps + latency + 1e-3 * by_steps)
-    assert np.all(by_phases >= by_steps * (1 - 1e-3))
+    for size in (1e6, S):
+        by_phases, by_steps = run_phases(tree, jobs, size)[0], run_steps(tree, jobs, size)[0]
+        latency = np.array([sum(phase.wait(0.0)[0] for phase in place(tree, *job[1:])) for job in jobs])
+        assert np.all(np.abs(by_phases - by_steps) <= latency + 1e-3 * by_steps)
+
+
+def test_rings_of_one_group_that_share_links_take_turns_in_steps():
+    """Phases have all rings on a link at once; steps of few bytes pass there one after the other, and go faster."""
+    tree = TwoLevelTree(4, 8, per_leaf=2, latency=(1e-6, 2e-6, 3e-6))
+    jobs = [(0, np.arange(32), "all_reduce", "ring")]
+    error = [run_phases(tree, jobs, size)[0][0] / run_steps(tree, jobs, size)[0][0] - 1 for size in (1e4, 16e6, S)]
+    assert 0 < error[0] < 1e-3
+    assert 0.3 < error[1] < 0.35
+    assert abs(error[2]) < 1e-9
+
+
+@pytest.mark.parametrize(("channel", "rounds"), [(0, 2), (1, 1)])
+def test_channels_do_not_wait_for_each_other(channel, rounds):
+    """20 ms over the card, then 20 ms over NVLink: after each other in one channel, at once in two."""
+    tree, one, time = TwoLevelTree(2, 2), np.ones(1, dtype=np.int64), 20e-3
+    first = collectives.Step(0 * one, 2 * one, 0 * one, channel=0 * one)
+    second = collectives.Step(0 * one, 1 * one, 1 * one, channel=channel * one)
+    clock, ends = Clock(), []
+    sizes = np.array([50e9, 450e9]) * time
+    play(Network(clock, tree.capacity), tree, np.arange(4), [first, second], sizes, lambda: ends.append(clock.now))
+    clock.run()
+    assert ends == pytest.approx([rounds * time])
 
 
 def test_ring_broadcast_is_the_limit_of_thin_pieces():
@@ -101,12 +145,11 @@ def test_steps_alone_take_the_closed_form():
 @given(st.integers(2, 6), st.lists(st.floats(0, 50e-6), min_size=6, max_size=6), st.floats(1e3, 1e8))
 @settings(max_examples=30, deadline=None)
 def test_ring_latency_covers_the_steps(n, latency, size):
-    """Edges of unequal latency: exact for one round, for two an upper bound by less than one edge."""
+    """Edges of unequal latency: the largest sum of as many edges in a row as there are steps."""
     star = Star(n, B, np.array(latency[:n]))
-    for collective, slack in (("all_gather", 0.0), ("all_reduce", max(latency[:n]))):
+    for collective in ("all_gather", "all_reduce"):
         (by_steps,), _ = run_steps(star, [(0, np.arange(n), collective, "ring")], size)
-        by_phases = seconds(star, range(n), collective, "ring", size)
-        assert by_steps * (1 - 1e-9) <= by_phases <= by_steps + slack + 1e-9 * by_steps
+        assert seconds(star, range(n), collective, "ring", size) == pytest.approx(by_steps, rel=1e-9)
 
 
 @pytest.mark.parametrize("preset", ["fattree", "torus", "fiber"])
@@ -176,14 +219,30 @@ def test_torus_phases_equal_steps(shape, algorithm):
     np.testing.assert_allclose(by_phases[1], by_steps[1], rtol=1e-9)
 
 
-def test_trees_and_two_hops_are_the_limit_of_thin_pieces():
-    """Steps add the filling of the pipe. In trees they also lock: a member sends the next pieces on all edges when
-    those before have left, which keeps the links of an inner member busy two thirds of the time only."""
-    star = Star(8, B)
-    (by_phases,), (by_steps,) = (
-        run(star, [(0, np.arange(8), "all_reduce", "tree")])[0] for run in (run_phases, run_steps)
-    )
-    assert by_phases < by_steps < 1.55 * by_phases
+@pytest.mark.parametrize("n", [2, 3, 4, 8, 16, 31])
+def test_trees_differ_from_steps_by_the_filling_of_the_pipe(n, monkeypatch):
+    """Up, down and both trees at once: what is left falls as the pieces get thinner, and is known."""
+    jobs, star = [(0, np.arange(n), "all_reduce", "tree")], Star(n, B)
+    fill = []
+    for pieces in (64, 256):
+        monkeypatch.setattr(tree_module, "PIECES", pieces)
+        fill.append(run_steps(star, jobs)[0][0] / run_phases(star, jobs)[0][0] - 1)
+    assert fill[1] == pytest.approx(fill[0] / 4, rel=0.02, abs=1e-9)
+    assert fill[0] < n.bit_length() / 64
+
+
+@pytest.mark.parametrize("over", [1.0, 4.0])
+def test_trees_across_servers_are_close_to_their_steps(over):
+    jobs = [(0, np.arange(32), "all_reduce", "tree")]
+    tree = TwoLevelTree(8, 4, over=over)
+    assert run_steps(tree, jobs)[0][0] == pytest.approx(run_phases(tree, jobs)[0][0], rel=0.03)  # 64 pieces: 2.5 %
+    slow = TwoLevelTree(8, 4, over=over, latency=(1e-6, 2e-6, 3e-6))
+    (by_phases,), (by_steps,) = (run(slow, jobs, 1e6)[0] for run in (run_phases, run_steps))
+    assert 0.75 * by_phases < by_steps < by_phases  # cards are busy while the first pieces travel
+
+
+def test_two_hops_are_the_limit_of_thin_pieces():
+    """Steps add the filling of the pipe."""
     servers = TwoLevelTree(4, 2, per_leaf=4)
     (by_phases,), (by_steps,) = (
         run(servers, [(0, np.arange(8), "all_to_all", "two_hop")])[0] for run in (run_phases, run_steps)

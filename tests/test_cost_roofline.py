@@ -28,6 +28,7 @@ CHIP = Device(
     memory_bandwidth=1e11,
     efficiency={"default": roofline(1e-6, 0.5, 0.5), "gemm": roofline(2e-6, 0.8, 0.5)},
     figures="burst",
+    chip_share={},
     assumed=(),
     sources=(),
 )

@@ -125,7 +125,7 @@ def full_tables(trace, topology):
     ops = templates(trace).ops
     unrolled = [rows(trace, p) for p in range(len(trace.programs))]
     variants = build_variants(trace, unrolled, ops, [op.duration or 0.0 for op in ops])
-    planner = Planner(trace, ops, variants, topology, {}, np.arange(trace.world_size))
+    planner = Planner(trace, ops, variants, topology, {}, np.arange(trace.world_size), frozenset(), {})
     return build_tables(variants, build_groups(trace, variants, planner), topology)
 
 

@@ -9,6 +9,7 @@ from jobs import compute, job, star
 from rich.console import Console
 
 from emulator.api import open_job
+from emulator.report.hints import hints
 from emulator.report.memory import in_all
 from emulator.report.partition import fill
 from emulator.report.summary import render
@@ -116,3 +117,18 @@ def test_events_of_a_trace_reach_the_result_and_its_file(tmp_path) -> None:  # t
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_table_fits(width: int) -> None:
     assert max(map(len, text(a_step(), width).splitlines())) <= width
+
+
+def held(size: int, *more: Span) -> list[str]:
+    """What stands out where activations of so many bytes lie beside 100 of parameters."""
+    spans = [alloc(0, 100, "parameter"), alloc(1, size, "activation"), Span("mm", 1, 9), *more]
+    return [hint.text for hint in hints(fill(result([spans]))) if hint.rule == "activations"]
+
+
+def test_activations_that_dominate_stand_out_unless_something_is_done_about_them() -> None:
+    assert held(150) == [
+        "activations are 150 B of 250 B at the peak on ranks 0, without recomputation or sequence parallel: "
+        "recomputing them, or sequence parallel, makes room for a larger batch"
+    ]
+    assert held(99) == []
+    assert held(150, Span("mm", 9, 10, phase="recompute")) == []

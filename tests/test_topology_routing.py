@@ -12,9 +12,13 @@ from fabrics_more import dragonflies, nested, twisted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator.errors import InputError
+from emulator.topology import clos
+from emulator.topology.clos import ClosDesign
 from emulator.topology.explicit import GraphRouting, NodeLink, from_node_link, node_link
-from emulator.topology.graph import Topology
-from emulator.topology.load import load
+from emulator.topology.fabric import clos_design
+from emulator.topology.graph import Topology, merge
+from emulator.topology.load import decode, load
 from emulator.topology.spec import decode_quantity
 
 CLOS: dict[str, dict[str, Any]] = {
@@ -221,3 +225,57 @@ def test_settings_that_change_nothing_are_said() -> None:
     assert not idle("fattree", 512, routing="ecmp", seed="3", flows_per_pair="4")
     assert "ici.ties=one changed nothing" in idle("torus", 27, ici__ties="one")
     assert not idle("torus", 64, ici__ties="one")
+
+
+sizes = st.sampled_from([4, 8, 16, 64])
+tiers = st.fixed_dictionaries(
+    {"radix": sizes, "oversubscription": st.sampled_from([1, 2])}, optional={"parallel": st.sampled_from([1, 2])}
+)
+
+
+@given(st.lists(tiers, min_size=2, max_size=2), st.booleans(), st.sampled_from([1, 2, 4]),
+       st.sampled_from(["spread", "ecmp"]), st.booleans(), st.sampled_from([4, 16, 40]))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_designs_tell_what_the_arrays_tell(
+    upper: list[dict[str, Any]], bundled: bool, rails: int, routing: str, pxn: bool, ranks: int
+) -> None:
+    """Whether a setting changed anything may be read off the numbers: equal designs, and only they, build equally.
+
+    (A hash may change and yet leave each route what it was, where few are left to choose.)
+    """
+
+    def made(**changes: Any) -> tuple[ClosDesign, dict[str, Any]] | None:
+        values = {"bundled": bundled, "rails": rails, "routing": routing, "pxn": pxn, "seed": 0} | changes
+        levels = {
+            "node": {"kind": "switch", "size": 4},
+            "leaf": {"kind": "tier", "radix": 16, "rails": values.pop("rails")},
+            "spine": {"kind": "tier"} | upper[0],
+            "core": {"kind": "tier"} | upper[1],
+        }
+        levels = {name: level | {"bandwidth": "1 GB/s"} for name, level in levels.items()}
+        file, decoded = decode({"name": "t", "description": "-", "levels": levels} | values, "t")
+        try:
+            design = clos_design(file, decoded, ranks)
+        except InputError:
+            return None
+        assert design is not None
+        return design, clos.build(design)
+
+    first = made()
+    for changes in ({"seed": 1}, {"bundled": not bundled}, {"rails": 4}, {"pxn": False}, {"routing": "spread"}):
+        second = made(**changes)
+        if first is not None and second is not None:
+            alike = same_network(first[1], second[1])
+            assert alike == (first[0] == second[0]) or (alike and routing == "ecmp"), changes
+
+
+def same_network(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    columns = ("link_src", "link_dst", "capacity", "latency", "link_level", "cables")
+    if any(not np.array_equal(a[column], b[column]) for column in columns):
+        return False
+    src, dst = (ends.ravel() for ends in np.indices((a["accelerators"],) * 2))
+    src, dst = src[src != dst], dst[src != dst]
+    routes = [merge(fields["router"].route(src, dst), len(a["link_src"])) for fields in (a, b)]
+    return all(
+        np.array_equal(getattr(routes[0], field), getattr(routes[1], field)) for field in ("ptr", "link", "share")
+    )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,8 @@ torch = pytest.importorskip("torch")
 from emulator.api import run  # noqa: E402
 from emulator.capture.command import record_command  # noqa: E402
 from emulator.errors import InputError  # noqa: E402
+from emulator.trace import io  # noqa: E402
+from emulator.trace.schema import BlockUse  # noqa: E402
 from emulator.verify.random_order import issue_order, random_order  # noqa: E402
 from emulator.verify.recorded import read_recorded  # noqa: E402
 from emulator.verify.simulated import schedule_of  # noqa: E402
@@ -148,3 +155,57 @@ def test_missing_tensors_file(fsdp, tmp_path):
     (tmp_path / "alone.json").write_bytes(Path(fsdp).read_bytes())
     with pytest.raises(InputError, match=r"t\.safetensors is not beside it"):
         verify_trace(str(tmp_path / "alone.json"))
+
+
+WITHOUT_VECTORS = {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
+
+
+def test_a_step_recorded_on_another_kind_of_machine(tmp_path):
+    """Kernels without vector instructions add in another order: the live run is recognised, orders stay bitwise."""
+    out = tmp_path / "v.json"
+    command = [sys.executable, "-m", "emulator", "verify", "llama-tiny-fsdp4.json", "--topo", "torus", "--orders", "1"]
+    run_it = subprocess.run(
+        [*command, "--json", str(out)], env=os.environ | WITHOUT_VECTORS, check=False, timeout=120, capture_output=True
+    )
+    assert run_it.returncode == 0, run_it.stdout
+    checks = {c["subject"]: c for c in json.loads(out.read_text())["checks"] if c["name"] == "execution"}
+    issue = checks.pop("issue order")
+    assert "other kernels" in issue["tolerance"]
+    assert 0 < issue["largest_error"] < 1e-5
+    assert {c.get("tolerance", "bitwise") for c in checks.values()} == {"bitwise"}
+
+
+def test_what_another_machine_left_is_still_told_from_something_else(fsdp, tmp_path):
+    """A parameter a thousandth too large is too far for a difference of kernels."""
+    document = json.loads(Path(fsdp).read_text())
+    for section in document["exec"]["sections"]:
+        section["numerics"] = "another machine"
+        (number, live) = next((n, v) for n, v in section["after"].items() if "float32" in v)
+        section["after"][number] = [
+            "0" * 16,
+            1.001 * abs(known(live[1])),
+            [known(value) for value in live[2]],
+            "float32",
+        ]
+    (tmp_path / "t.json").write_text(json.dumps(document))
+    (tmp_path / "t.safetensors").write_bytes(Path(fsdp).with_name("t.safetensors").read_bytes())
+    report = verify_trace(str(tmp_path / "t.json"), seeds=())
+    verdicts = {c.subject: c.proved for c in report.checks if c.name == "execution"}
+    assert verdicts == {"issue order": False, "as simulated on fattree": True}
+
+
+def known(value):
+    """The first rank's side of a number."""
+    return value["per_rank"][0] if isinstance(value, dict) else value
+
+
+def test_keeping_state_adds_no_op(fsdp, tmp_path):
+    record_command(tmp_path / "plain.json", "workloads/llama.py", (*LLAMA, "--fsdp", "2"))
+    assert kinds_of_ops(fsdp) == kinds_of_ops(tmp_path / "plain.json")
+
+
+def kinds_of_ops(path):
+    """How many ops of each kind the first rank has, blocks written out."""
+    trace = io.read(path)
+    uses = [(trace.blocks[o.block], o.repeat) if isinstance(o, BlockUse) else ([o], 1) for o in trace.programs[0].ops]
+    return Counter(op.kind for ops, repeat in uses for op in ops * repeat)

@@ -6,12 +6,12 @@ reads before anything in the step wrote it. Contents go to a safetensors file; n
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -20,6 +20,8 @@ from torch.utils._pytree import tree_leaves
 from emulator.capture import accessors
 from emulator.capture.classify import dtype_name, tensors
 from emulator.capture.collectives import named_arguments
+from emulator.capture.fingerprint import Fingerprint
+from emulator.capture.numerics import fingerprint, numerics
 from emulator.capture.session import Session
 from emulator.capture.tape import Tape
 from emulator.files import write_bytes
@@ -36,18 +38,21 @@ class State:
         self._sizes: dict[int, int] = {}
         self._outside: dict[int, torch.UntypedStorage] = {}  # storages that were there before the step
         self._contents: dict[int, torch.Tensor] = {}
-        self._given: dict[int, str] = {}  # what the optimizer is given by the op that runs now: tensor -> digest
+        self._dtypes: dict[int, torch.dtype] = {}  # of the outside storages, as they were first met
+        self._given: dict[int, Fingerprint] = {}  # what the optimizer is given by the op that runs now, by tensor
         self._optimized: set[int] = set()  # storages that the optimizer wrote
         session.recorder.before = self._before
         session.recorder.after = self._after
 
     def section(self) -> dict[str, Any]:
-        """The ``exec`` section of this rank. ``after`` has a digest of each outside storage as the step left it."""
+        """The ``exec`` section of this rank. ``after``: fingerprints of the outside storages as the step left them."""
+        after = {str(n): fingerprint(typed(storage, self._dtypes[n])) for n, storage in sorted(self._outside.items())}
         return {
+            "numerics": numerics(),
             "tensors": [list(key) for key in self._tensors],
             "storages": {str(number): size for number, size in sorted(self._sizes.items())},
             "calls": self._calls,
-            "after": {str(number): digest(bytes_of(storage)) for number, storage in sorted(self._outside.items())},
+            "after": msgspec.to_builtins(after),
         }
 
     def contents(self) -> bytes:
@@ -61,11 +66,12 @@ class State:
             if is_new and number not in self._tape.storages.fresh:
                 storage = tensor.untyped_storage()
                 self._outside[number] = storage
+                self._dtypes[number] = tensor.dtype
                 self._contents[number] = bytes_of(storage).clone()
         self._given = {}
         if self._tags.now()[0] == "optimizer":  # gradients above all: they do not outlive the step
             self._given = {
-                self._place(tensor): digest(tensor)
+                self._place(tensor): fingerprint(tensor)
                 for tensor in tensors((args, kwargs))
                 if self._tape.storages.id_of(tensor)[0] not in self._optimized
             }
@@ -85,7 +91,7 @@ class State:
                 "args": [self._encode(arg) for arg in args],
                 "kwargs": {name: self._encode(value) for name, value in kwargs.items()},
                 "out": [self._place(leaf) for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)],
-                **({"read": {str(index): found for index, found in self._given.items()}} if self._given else {}),
+                **({"read": msgspec.to_builtins(self._given, str_keys=True)} if self._given else {}),
             }
         )
 
@@ -120,16 +126,14 @@ class State:
         return {"unknown": type(value).__name__}
 
 
-def digest(tensor: torch.Tensor) -> str:
-    """Digest of a tensor's bytes, in the order of its elements."""
-    flat = tensor.detach().contiguous().flatten()
-    whole = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    return hashlib.blake2b(whole, digest_size=8).hexdigest()
-
-
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """A storage as bytes, a view."""
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+    return typed(storage, torch.uint8)
+
+
+def typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
+    """A storage as elements of a dtype, a view."""
+    return torch.empty(0, dtype=dtype).set_(storage)
 
 
 def merge_sections(

@@ -42,6 +42,10 @@ def run(
         list[str] | None,
         typer.Option(metavar="LINK:FACTOR[@t1-t2]", help="Capacity of a link (`a-b`, or `a>b` one way) times FACTOR."),
     ] = None,
+    chip_share: Annotated[
+        str,
+        typer.Option(metavar="LINKS=K,...", help="Part of the chip that communication on these links takes: NIC=0.1"),
+    ] = "",
     json: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +78,7 @@ def run(
 
     job = {
         "trace": trace, "device": device, "lowering": lower, "overrides": overrides, "stragglers": straggler or [],
-        "degraded": degrade or [], "place": place, "seed": seed,
+        "degraded": degrade or [], "chip_share": chip_share, "place": place, "seed": seed,
         "options": Options(algorithms=algo, folding=not no_fold), "what_if": what_if,
     }  # fmt: skip
     if topo is not None and len(topo) > 1:

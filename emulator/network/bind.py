@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from emulator.network.collectives import AllPairs, AnyPhase, Phase
 from emulator.network.collectives.phase import FIRST, LAST
 from emulator.network.maxmin import Floats, Ints
+from emulator.network.waits import ring_lines
 
 _FLOWS_AT_ONCE = 1 << 18  # paths of more flows than this are summed in slabs, to bound memory
+_ALIKE = 1e-9  # edges of a ring whose rates differ by less than this part are equally fast
 _PAIRS_WORTH_LISTING = 32  # up to here an exchange is quicker listed, all instances at once, than summed one by one
 
 
@@ -62,8 +64,9 @@ class BoundPhase:
     """One phase for G groups of accelerators at once.
 
     Group g puts ``weight[k]`` bytes on ``link[k]``, k in ``ptr[g]:ptr[g+1]`` (links ascending), for each byte of its
-    largest flow, which carries ``fraction`` x S bytes. ``latency`` f64[G] seconds before the first byte; ``rate_alone``
-    f64[G] bytes/s of the largest flow on an idle network (``inf`` if there are no bytes).
+    largest flow, which carries ``fraction`` x S bytes. ``rate_alone`` f64[G] bytes/s of the largest flow on an idle
+    network (``inf`` if there are no bytes). Seconds before the first byte: the largest of ``latency[g] - hidden[g] x
+    bytes of the largest flow`` (both f64[G, J]; :mod:`.waits` says what hides latency, elsewhere J = 1 and 0).
     """
 
     ptr: Ints
@@ -71,7 +74,17 @@ class BoundPhase:
     weight: Floats
     fraction: float
     latency: Floats
+    hidden: Floats
     rate_alone: Floats
+
+    def wait(self, amount: float) -> Floats:
+        """Seconds before the first byte if the largest flow carries ``amount`` bytes, f64[G]."""
+        seconds: Floats = (self.latency - self.hidden * amount).max(axis=1)
+        return seconds
+
+    def seconds(self, amount: float) -> Floats:
+        """Seconds on the idle fabric if the largest flow carries ``amount`` bytes, f64[G]."""
+        return self.wait(amount) + amount / self.rate_alone
 
 
 def bind(fabric: Fabric, members: Ints, phases: Sequence[AnyPhase]) -> tuple[BoundPhase, ...]:
@@ -86,7 +99,7 @@ def predict(bound: Sequence[BoundPhase], size: float, instances: int = 1) -> Flo
     """Seconds a collective of S = ``size`` bytes takes on the idle fabric, f64[G] (no phases: f64[instances] zeros)."""
     total = np.zeros(len(bound[0].latency) if bound else instances)
     for phase in bound:
-        total += phase.latency + phase.fraction * size / phase.rate_alone
+        total += phase.seconds(phase.fraction * size)
     return total
 
 
@@ -124,7 +137,8 @@ def _from_sums(fabric: Fabric, summed: Sequence[tuple[Ints, Floats, float]], pha
     link = np.concatenate([link for link, _, _ in summed])
     weight = np.concatenate([weight for _, weight, _ in summed])
     rate = np.minimum.reduceat(fabric.capacity[link] / weight, ptr[:-1])
-    return BoundPhase(ptr, link, weight, phase.each, np.array([latency for _, _, latency in summed]), rate)
+    latency = np.array([[latency] for _, _, latency in summed])
+    return BoundPhase(ptr, link, weight, phase.each, latency, np.zeros_like(latency), rate)
 
 
 def _bind_phase(fabric: Fabric, members: Ints, phase: Phase) -> BoundPhase:
@@ -135,6 +149,7 @@ def _bind_phase(fabric: Fabric, members: Ints, phase: Phase) -> BoundPhase:
     latency = np.empty((groups, flows))
     keys: list[Ints] = []
     weights: list[Floats] = []
+    passed: list[tuple[Ints, Ints]] = []  # flows (of all groups) and the keys on their paths, where flows make rings
     # Flows that merge have to be seen together.
     slab = flows if phase.tree is not None else max(1, _FLOWS_AT_ONCE // groups)
     for begin in range(0, flows, slab):
@@ -146,6 +161,9 @@ def _bind_phase(fabric: Fabric, members: Ints, phase: Phase) -> BoundPhase:
         flow = np.repeat(np.arange(src.size), count)
         group, number = np.divmod(flow, src.shape[1])
         key, weight = group * links + paths.link, paths.share * relative[part][number]
+        if phase.ring > 1:
+            used = weight > 0
+            passed.append(((group * flows + begin + number)[used], key[used]))
         if phase.tree is not None:
             used = _used(fabric, phase, number, paths.link, src.ravel()[flow], dst.ravel()[flow])
             key, weight = _merged(phase.tree, number[used], key[used], weight[used])
@@ -160,7 +178,25 @@ def _bind_phase(fabric: Fabric, members: Ints, phase: Phase) -> BoundPhase:
     ptr = np.searchsorted(group, np.arange(groups + 1))
     rate = np.full(groups, np.inf)
     np.minimum.at(rate, group, fabric.capacity[link] / weight)
-    return BoundPhase(ptr, link, weight, largest, _latency(latency, phase), rate)
+    if phase.ring == 1:
+        first = _latency(latency, phase)[:, np.newaxis]
+        return BoundPhase(ptr, link, weight, largest, first, np.zeros_like(first), rate)
+    level = np.full((groups, flows), np.inf)
+    for flow, on in passed:
+        place = np.searchsorted(key, on)
+        np.minimum.at(level.ravel(), flow, fabric.capacity[link[place]] / weight[place])
+    shape = (groups, -1, phase.ring)
+    slack = _slack(level, rate) / phase.messages
+    waits = ring_lines(latency.reshape(shape), slack.reshape(shape), phase.messages)
+    return BoundPhase(ptr, link, weight, largest, *waits, rate)
+
+
+def _slack(level: Floats, rate: Floats) -> Floats:
+    """Seconds per byte of the largest flow that each flow is faster than the slowest: ``level`` f64[G, flows] are the
+    rates that their links would let through, ``rate`` f64[G] the lowest."""
+    slowest = 1 / rate[:, np.newaxis]
+    saved = slowest - 1 / level
+    return np.where(saved > _ALIKE * slowest, saved, 0.0)
 
 
 def _used(fabric: Fabric, phase: Phase, number: Ints, link: Ints, src: Ints, dst: Ints) -> NDArray[np.bool_]:
@@ -196,20 +232,15 @@ def _sum_by_key(key: Ints, weight: Floats, keys: int) -> tuple[Ints, Floats]:
 
 
 def _latency(latency: Floats, phase: Phase) -> Floats:
-    """Seconds before the first byte, as :class:`Phase` defines them (f64[G, flows] -> f64[G])."""
-    if phase.chains:
-        with_none = np.concatenate([latency, np.zeros((len(latency), 1))], axis=1)  # number -1 takes no time
-        total = np.zeros(len(latency))
-        for chains in phase.chains:
-            so_far = np.zeros((len(latency), len(chains)))
-            for flows in chains.T:
-                so_far += with_none[:, flows]
-            total += so_far.max(axis=1)
-        return total
-    rings = latency.reshape(len(latency), -1, phase.block)
-    around = np.concatenate([rings, rings], axis=2)
-    total = np.cumsum(np.concatenate([np.zeros((*rings.shape[:2], 1)), around], axis=2), axis=2)
-    # total[k] is the sum of the first k flows, so two of them `window` apart give the sum of a window.
-    sums = total[:, :, phase.window : phase.window + phase.block] - total[:, :, : phase.block]
-    slowest: Floats = phase.times * sums.max(axis=(1, 2))
-    return slowest
+    """Seconds before the first byte of a phase without rings (f64[G, flows] -> f64[G])."""
+    if not phase.chains:
+        slowest: Floats = latency.max(axis=1)
+        return slowest
+    with_none = np.concatenate([latency, np.zeros((len(latency), 1))], axis=1)  # number -1 takes no time
+    total = np.zeros(len(latency))
+    for chains in phase.chains:
+        so_far = np.zeros((len(latency), len(chains)))
+        for flows in chains.T:
+            so_far += with_none[:, flows]
+        total += so_far.max(axis=1)
+    return total

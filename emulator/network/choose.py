@@ -50,8 +50,9 @@ class Way:
         first, *rest = bound
         if self.protocol:
             seconds = nccl.latency(self.tuning, self.collective, self.algorithm, self.protocol, self.size)
-            still = [replace(phase, latency=np.zeros_like(phase.latency)) for phase in rest]
-            return (replace(first, latency=np.full_like(first.latency, seconds)), *still)
+            none = np.zeros((len(first.latency), 1))
+            still = [replace(phase, latency=none, hidden=none) for phase in rest]
+            return (replace(first, latency=none + seconds, hidden=none), *still)
         return (replace(first, latency=first.latency + self.tuning.p2p), *rest)
 
     def stretch(self, placed: Sequence[BoundPhase], amount: float) -> float:
@@ -63,7 +64,7 @@ class Way:
             return 1.0
         table = self._measured()
         if table is not None:
-            waited = float(np.sum([phase.latency for phase in placed], axis=0).max())
+            waited = float(np.sum([phase.wait(phase.fraction * amount) for phase in placed], axis=0).max())
             whole = measured_seconds(table, amount)
             return float(max(whole - waited, _ON_THE_WIRE * whole) / alone)
         if not self.protocol:
@@ -76,7 +77,7 @@ class Way:
         if not placed:
             return np.zeros(1)
         stretch = self.stretch(placed, amount)
-        total: Floats = np.sum([p.latency + stretch * p.fraction * amount / p.rate_alone for p in placed], axis=0)
+        total: Floats = np.sum([phase.seconds(stretch * phase.fraction * amount) for phase in placed], axis=0)
         return total
 
     def _measured(self) -> Measured | None:

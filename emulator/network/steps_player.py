@@ -1,8 +1,8 @@
 """A collective played chunk by chunk: every message of every step is a flow of its own.
 
 The reference for the phases, and the mode for traffic that phases do not fit. There is no barrier between steps: a
-message goes out when all it carries has arrived and when the sender's messages of earlier steps have left. It has left
-when its last byte has; it has arrived one path latency later.
+message goes out when all it carries has arrived and when the sender's messages of earlier steps in the same channel
+have left. It has left when its last byte has; it has arrived one path latency later.
 """
 
 from __future__ import annotations
@@ -90,26 +90,28 @@ class _Player:
 
 
 def _messages(steps: Iterable[Step], chunk_bytes: Floats) -> list[_Message]:
-    """All messages with their true dependencies: data of earlier steps, and the sender's turn."""
+    """All messages with their true dependencies: data of earlier steps, and the sender's turn in its channel."""
     messages: list[_Message] = []
     arriving: dict[tuple[int, int], list[_Message]] = {}  # (member, chunk) -> messages of earlier steps that bring it
-    last_sent: dict[int, list[_Message]] = {}  # member -> its messages of the last step in which it sent
+    last_sent: dict[tuple[int, int], list[_Message]] = {}  # (member, channel) -> its messages of the last such step
     for step in steps:
-        carried: dict[tuple[int, int], list[int]] = {}
-        for src, dst, chunk in zip(step.src.tolist(), step.dst.tolist(), step.chunk.tolist(), strict=True):
-            carried.setdefault((src, dst), []).append(chunk)
-        sent: dict[int, list[_Message]] = {}
+        channel = np.zeros_like(step.src) if step.channel is None else step.channel
+        carried: dict[tuple[int, int, int], list[int]] = {}
+        columns = (step.src.tolist(), step.dst.tolist(), channel.tolist(), step.chunk.tolist())
+        for src, dst, through, chunk in zip(*columns, strict=True):
+            carried.setdefault((src, dst, through), []).append(chunk)
+        sent: dict[tuple[int, int], list[_Message]] = {}
         brought: list[tuple[tuple[int, int], _Message]] = []
-        for (src, dst), chunks in carried.items():
+        for (src, dst, through), chunks in carried.items():
             message = _Message(src, dst, float(chunk_bytes[chunks].sum()))
             needed = {earlier: None for chunk in chunks for earlier in arriving.get((src, chunk), ())}
             for earlier in needed:
                 earlier.on_arrived.append(message)
-            turn = last_sent.get(src, [])
+            turn = last_sent.get((src, through), [])
             for earlier in turn:
                 earlier.on_left.append(message)
             message.holds = len(needed) + len(turn)
-            sent.setdefault(src, []).append(message)
+            sent.setdefault((src, through), []).append(message)
             brought += [((dst, chunk), message) for chunk in chunks]
             messages.append(message)
         for place, message in brought:  # only now: what a step brings, it cannot send

@@ -15,7 +15,6 @@ Tests compare the two where both run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -62,23 +61,40 @@ def _check_regular(trace: Trace, variants: Variants, topology: Topology) -> None
         raise DoesNotApplyError("the job does not fill the fabric")
 
 
-@dataclass(frozen=True)
 class _Ports:
-    """Links that end at an accelerator, by level and direction: ``number`` is -1 for all others."""
+    """Links that end at an accelerator, by level and direction; worked out where asked, not for every link at once."""
 
-    number: Ints
-    count: int
-    owner: Ints
-
-    @staticmethod
-    def of(topology: Topology) -> _Ports:
-        out = topology.link_src < topology.accelerators
-        into = topology.link_dst < topology.accelerators
-        if (out & into).any():
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self.count = 2 * len(topology.level_names)
+        self._out = topology.link_src < topology.accelerators
+        self._into = topology.link_dst < topology.accelerators
+        if (self._out & self._into).any():
             raise DoesNotApplyError("accelerators are cabled to each other")
-        number = np.where(out | into, topology.link_level * 2 + into, -1)
-        owner = np.where(out, topology.link_src, topology.link_dst)
-        return _Ports(number, 2 * len(topology.level_names), owner)
+
+    def number(self, link: Ints) -> Ints:
+        """The port that a link is of its accelerator, 0 to ``count - 1``; -1 for all other links."""
+        ends = self._out[link] | self._into[link]
+        return np.where(ends, self._topology.link_level[link] * 2 + self._into[link], -1)
+
+    def owner(self, link: Ints) -> Ints:
+        """The accelerator at which these links end."""
+        t = self._topology
+        return np.where(self._out[link], t.link_src[link], t.link_dst[link])
+
+    def of(self, accelerators: Ints) -> Ints:
+        """The links that end at these accelerators."""
+        t, theirs = self._topology, np.zeros(self._topology.nodes, dtype=np.bool_)
+        theirs[accelerators] = True
+        return np.flatnonzero(theirs[t.link_src] | theirs[t.link_dst])
+
+    def differ(self, port: int) -> bool:
+        """Are the accelerators' ports of this number of unequal capacity?"""
+        level, into = divmod(port, 2)
+        where = (self._topology.link_level == level) & (self._into if into else self._out)
+        capacity = self._topology.capacity
+        low, high = capacity.min(where=where, initial=np.inf), capacity.max(where=where, initial=0.0)
+        return bool(high - low > _SAME * high)
 
 
 class _Build:
@@ -87,7 +103,7 @@ class _Build:
         self.variants = variants
         self.topology = topology
         self.planner = planner
-        self.ports = _Ports.of(topology)
+        self.ports = _Ports(topology)
         shape = trace.mesh.shape
         self.stride = [int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape))]
         self.axis = trace.mesh.axes.index(trace.ranks.axis) if isinstance(trace.ranks, RanksByAxis) else None
@@ -97,8 +113,8 @@ class _Build:
         self.kinds: list[GroupKind] = []
         self.need: list[int] = []
         self.group_of: dict[tuple[object, ...], int] = {}
-        # group, phase, link classes, weights, latency, rate alone
-        self.entries: list[tuple[int, int, Ints, Floats, float, float]] = []
+        # group, phase, link classes, weights, lines, rate alone
+        self.entries: list[tuple[int, int, Ints, Floats, Floats, float]] = []
 
     def quotient(self) -> Quotient:
         slots: list[int] = []
@@ -177,6 +193,8 @@ class _Build:
         if self.planner.uneven(leader, slot_of):
             raise DoesNotApplyError("an all-to-all has uneven parts")
         self.planner.plan(kind, slot_of, members, leader)
+        if np.ptp(kind.share):
+            raise DoesNotApplyError("communicators of one kind slow what computes unequally")
         for phase, bound in kind.bound:
             self._add_phase(len(self.kinds), phase, bound)
         self.kinds.append(kind)
@@ -200,15 +218,16 @@ class _Build:
     def _add_phase(self, group: int, phase: int, bound: BoundPhase) -> None:
         """Compare the instances that were tried; what the first puts on its members' links stands for all."""
         first: tuple[Ints, Floats] | None = None
-        if np.ptp(bound.latency) > _SAME * max(1e-12, float(bound.latency.max())):
+        lines = np.stack([bound.latency, bound.hidden])
+        if (np.ptp(lines, axis=1) > _SAME * np.maximum(1e-24, lines.max(axis=1))).any():
             raise DoesNotApplyError("communicators of one kind differ in latency")
         for i in range(len(bound.latency)):
             link = bound.link[bound.ptr[i] : bound.ptr[i + 1]]
             weight = bound.weight[bound.ptr[i] : bound.ptr[i + 1]]
-            port = self.ports.number[link] >= 0
-            link, weight = link[port], weight[port]
-            owner = self.variants.of_rank[self.ports.owner[link]]  # the job fills the fabric, rank r on accelerator r
-            cell = owner * self.ports.count + self.ports.number[link]
+            port = self.ports.number(link)
+            link, weight, port = link[port >= 0], weight[port >= 0], port[port >= 0]
+            owner = self.variants.of_rank[self.ports.owner(link)]  # the job fills the fabric, rank r on accelerator r
+            cell = owner * self.ports.count + port
             cells, which = np.unique(cell, return_inverse=True)
             low, high = np.full(len(cells), np.inf), np.zeros(len(cells))
             np.minimum.at(low, which.ravel(), weight)
@@ -220,22 +239,26 @@ class _Build:
             elif not np.array_equal(first[0], cells) or (np.abs(first[1] - high) > _SAME * high).any():
                 raise DoesNotApplyError("communicators of one kind use different links")
         assert first is not None
-        self.entries.append((group, phase, *first, float(bound.latency[0]), float(bound.rate_alone[0])))
+        self.entries.append((group, phase, *first, lines[:, 0], float(bound.rate_alone[0])))
 
     def _assemble(self, slots: Ints, slot_ptr: Ints, instances: int) -> Quotient:
         cells = np.unique(np.concatenate([np.empty(0, np.int64), *(entry[2] for entry in self.entries)]))
         link_of_class = np.empty(len(cells), dtype=np.int64)
         links_in_class = np.empty(len(cells), dtype=np.int64)
-        theirs = np.flatnonzero((self.ports.number >= 0) & np.isin(self.ports.owner, self.first_rank))
+        theirs = self.ports.of(self.first_rank)
+        numbers, owners = self.ports.number(theirs), self.ports.owner(theirs)
         for i, cell in enumerate(cells.tolist()):
             owner, port = divmod(cell, self.ports.count)
-            mine = theirs[(self.ports.number[theirs] == port) & (self.ports.owner[theirs] == self.first_rank[owner])]
+            mine = theirs[(numbers == port) & (owners == self.first_rank[owner])]
             link_of_class[i] = mine[0]
             links_in_class[i] = len(self.ranks[owner]) * len(mine)
         self._check_equal_capacity(cells)
         phases = np.array([kind.phases for kind in self.kinds] or [0], dtype=np.int64)[: len(self.kinds)]
         order = sorted(self.entries, key=lambda entry: entry[:2])
         weights = [entry[3] for entry in order]
+        lines = np.zeros((2, len(order), max((entry[4].shape[1] for entry in order), default=1)))
+        for row, entry in enumerate(order):
+            lines[:, row, : entry[4].shape[1]] = entry[4]
         tables = Tables(
             variants=self.variants,
             kinds=self.kinds,
@@ -245,8 +268,10 @@ class _Build:
             node_slots=slots,
             group_kind=np.arange(len(self.kinds), dtype=np.int64),
             group_need=np.array(self.need, dtype=np.int64),
+            group_share=np.array([kind.share[0] for kind in self.kinds], dtype=np.float64),
             phase_start=np.concatenate([[0], np.cumsum(phases)]).astype(np.int64),
-            phase_latency=np.array([entry[4] for entry in order]),
+            phase_latency=lines[0],
+            phase_hidden=lines[1],
             phase_rate=np.array([entry[5] for entry in order]),
             phase_ptr=np.concatenate([[0], np.cumsum([len(entry[2]) for entry in order])]).astype(np.int64),
             phase_link=np.concatenate([np.empty(0, np.int64), *(np.searchsorted(cells, e[2]) for e in order)]),
@@ -267,6 +292,5 @@ class _Build:
 
     def _check_equal_capacity(self, cells: Ints) -> None:
         for port in np.unique(cells % self.ports.count).tolist():
-            capacity = self.topology.capacity[self.ports.number == port]
-            if np.ptp(capacity) > _SAME * capacity.max():
+            if self.ports.differ(port):
                 raise DoesNotApplyError("links of one level differ in capacity")

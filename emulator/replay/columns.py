@@ -30,7 +30,8 @@ class RowTimes:
 
 
 def row_times(items: Items, variant: Variant, times: NodeTimes) -> RowTimes:
-    """Times of every row. Inside an item of compute ops each starts when the one before ends."""
+    """Times of every row. Inside an item of compute ops each starts when the one before ends; where the chip was
+    slowed, both follow from the work done."""
     rows: Rows = items.source
     count = len(rows)
     start, end = np.empty(count), np.empty(count)
@@ -39,8 +40,13 @@ def row_times(items: Items, variant: Variant, times: NodeTimes) -> RowTimes:
     running = np.cumsum(seconds)
     first = items.rows_ptr[:-1]
     before_item = (running - seconds)[first][item] if count else running
-    start[items.rows] = times.item_start[item] + (running - seconds - before_item)
-    end[items.rows] = times.item_start[item] + (running - before_item)
+    began, ended = running - seconds - before_item, running - before_item
+    if times.pace is None:
+        start[items.rows], end[items.rows] = times.item_start[item] + began, times.item_start[item] + ended
+    else:
+        done = times.pace.work(times.item_start)[item]
+        start[items.rows], end[items.rows] = times.pace.time(done + began), times.pace.time(done + ended)
+        start[items.rows[first]] = times.item_start  # exactly, not to rounding
     last = items.rows[items.rows_ptr[1:] - 1]
     end[last] = times.item_end  # exactly, not to rounding
     transfer = np.full(count, np.nan)

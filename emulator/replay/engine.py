@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from emulator.network.clock import Clock
 from emulator.network.fluid import Network, Route, mark_private
 from emulator.network.sharing import Sharers
+from emulator.replay.chip import Chip, Pace
 from emulator.replay.deadlock import explain
 from emulator.replay.programs import HOST
 from emulator.replay.state import Group, Node, ReadyPhase, SeveralAtOnce
@@ -35,7 +36,8 @@ class NodeTimes:
     """When the items and messages of one node ran: seconds from the start of the step.
 
     ``item_start``/``item_end`` by item; ``transfer_start``, ``message_end`` and ``arrived_last`` (the node that came
-    last) by message, and ``execution``: its place in :class:`Executions`.
+    last) by message, and ``execution``: its place in :class:`Executions`. ``pace``: how fast its chip computed, None
+    where nothing could slow it.
     """
 
     item_start: Floats
@@ -44,6 +46,7 @@ class NodeTimes:
     message_end: Floats
     arrived_last: Ints
     execution: Ints
+    pace: Pace | None
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,13 @@ class Engine:
         groups = self._groups()
         slots = tables.node_slots.tolist()
         ptr = tables.node_slot_ptr.tolist()
+        slowing = bool((tables.group_share > 0).any())
         self.nodes = []
         for i, v in enumerate(tables.node_variant.tolist()):
             variant = tables.variants.variants[v]
             mine = [groups[g] for g in slots[ptr[i] : ptr[i + 1]]]
-            self.nodes.append(Node(i, tables.variants.items[variant.program], variant, mine))
+            chip = Chip(self.clock) if slowing else None
+            self.nodes.append(Node(i, tables.variants.items[variant.program], variant, mine, chip))
         self.total = sum(len(node.items) for node in self.nodes)
 
     def _groups(self) -> list[Group]:
@@ -128,15 +133,18 @@ class Engine:
             for g in several:  # it does several things at once: no plain timeouts for it
                 uses += [(routes[row], "several") for row in range(start[g], start[g + 1])]
             mark_private(uses, changing=tables.link_events)
-        latency = tables.phase_latency.tolist()
+        lines = list(zip(tables.phase_latency.tolist(), tables.phase_hidden.tolist(), strict=True))
+        share = tables.group_share.tolist()
         groups = []
         for g, (kind, need) in enumerate(zip(tables.group_kind.tolist(), tables.group_need.tolist(), strict=True)):
             base = start[g]
             plans = {
-                use: tuple(ReadyPhase(routes[row], amount, latency[row]) for row, amount in plan.rows(base))
+                use: tuple(
+                    ReadyPhase(routes[row], amount, _wait(lines[row], amount)) for row, amount in plan.rows(base)
+                )
                 for use, plan in tables.kinds[kind].plans.items()
             }
-            groups.append((SeveralAtOnce if g in several else Group)(self, g, need, plans))
+            groups.append((SeveralAtOnce if g in several else Group)(self, g, need, share[g], plans))
         return groups
 
     def run(self) -> Run:
@@ -234,11 +242,15 @@ class Engine:
         node.item_start[item] = now
         messages = node.messages[item]
         if messages:
+            if node.chip is not None:
+                node.chip.enter(item, max(node.groups[message].share for message in messages))
             for message in messages:
                 node.groups[message].arrive(node, item, message, node.use[message])
             return
         seconds = node.seconds[item]
-        if seconds > 0:
+        if seconds > 0 and node.chip is not None:
+            node.chip.compute(seconds, lambda _: self._complete(node, item, queue))
+        elif seconds > 0:
             self.clock.call_at(now + seconds, lambda _: self._complete(node, item, queue))
         else:
             self._finish(node, item, queue)
@@ -298,7 +310,7 @@ class Engine:
             moving = phase.amount / route.rate_alone if route.links else 0.0
             if route.charge is not None:
                 self.network.put_down(execution, route.charge, moving)
-            self.clock.call_at(self.clock._now + phase.latency + moving, lambda _: after())
+            self.clock.call_at(self.clock._now + (phase.latency + moving), lambda _: after())
         elif phase.latency > 0:
             start = partial(self.network.start, route, phase.amount, after, execution)
             self.clock.call_at(self.clock._now + phase.latency, lambda _: start())
@@ -309,8 +321,15 @@ class Engine:
         for node, item, _ in members:
             node.open_messages[item] -= 1
             if node.open_messages[item] == 0:
+                if node.chip is not None:
+                    node.chip.leave(item)
                 self._finish(node, item, node.items.queue[item])
         self._drain()
+
+
+def _wait(lines: tuple[list[float], list[float]], amount: float) -> float:
+    """Seconds before the first of ``amount`` bytes (:meth:`emulator.network.bind.BoundPhase.wait`)."""
+    return max(seconds - saved * amount for seconds, saved in zip(*lines, strict=True))
 
 
 def _concurrent_groups(tables: Tables) -> set[int]:
@@ -335,4 +354,5 @@ def _times(node: Node, transfers: Executions) -> NodeTimes:
         message_end=transfers.end[execution],
         arrived_last=transfers.last[execution],
         execution=execution,
+        pace=None if node.chip is None else Pace(np.array(node.chip.times), np.array(node.chip.rates)),
     )

@@ -187,15 +187,17 @@ def _group_phase_of_entry(tables: Tables) -> tuple[Ints, Ints]:
 
 
 def _latency_colour(tables: Tables) -> Ints:
-    """Groups with equal latencies in all phases get equal numbers."""
+    """Groups with equal latencies in all phases, for any number of bytes, get equal numbers."""
     colour = np.zeros(len(tables.group_kind), dtype=np.int64)
     counts = np.diff(tables.phase_start)
-    latency = _signif(tables.phase_latency)
+    columns = [_signif(column) for column in (*tables.phase_latency.T, *tables.phase_hidden.T)]
     for phase in range(int(counts.max(initial=0))):
         has = counts > phase
-        column = np.full(len(colour), -1.0)
-        column[has] = latency[tables.phase_start[:-1][has] + phase]
-        colour = _ranked(colour, column)
+        rows = tables.phase_start[:-1][has] + phase
+        for values in columns:
+            column = np.full(len(colour), -1.0)
+            column[has] = values[rows]
+            colour = _ranked(colour, column)
     return colour
 
 
@@ -216,7 +218,7 @@ def _refine(tables: Tables) -> tuple[Ints, Ints, Ints, int]:
         carrying = mix(_pair(tables.group_kind[group], phase).astype(np.uint64))
     carried = _Edges.of(group, tables.phase_link, carrying ^ _signif(tables.phase_weight).view(np.uint64))
     nodes = _ranked(tables.node_variant)
-    groups = _ranked(tables.group_kind, tables.group_need, _latency_colour(tables))
+    groups = _ranked(tables.group_kind, tables.group_need, _signif(tables.group_share), _latency_colour(tables))
     links = _ranked(_signif(tables.capacity), _event_colour(tables))
     counts = (-1, -1, -1)
     rounds = 0
@@ -316,8 +318,10 @@ def _quotient(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> Tables:
         node_slots=node_slots,
         group_kind=tables.group_kind[group_rep],
         group_need=np.bincount(node_slots, minlength=len(group_rep)),
+        group_share=tables.group_share[group_rep],
         phase_start=phase_start,
         phase_latency=tables.phase_latency[phase_rows],
+        phase_hidden=tables.phase_hidden[phase_rows],
         phase_rate=tables.phase_rate[phase_rows],
         phase_ptr=phase_ptr.astype(np.int64),
         phase_link=pair % max(count, 1),

@@ -93,6 +93,31 @@ def parse_degrade(text: str, topology: Topology) -> LinkChange:
     return LinkChange(links, value, start, end)
 
 
+def parse_chip_share(text: str, topology: Topology) -> dict[str, float]:
+    """``LINKS=K,...``, e.g. ``NVLink=0.1,NIC=0.05``: by the name of a level of links, the part of the chip that
+    communication over them takes from what computes (0 to below 1).
+    """
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, _, given = part.partition("=")
+        level = next((known for known in topology.level_names if known.lower() == name.strip().lower()), None)
+        if level is None:
+            raise InputError(
+                f"{topology.name} has no links {name!r}", source="--chip-share",
+                remedy=f"its links: {', '.join(topology.level_names) or 'none'}",
+            )  # fmt: skip
+        try:
+            found[level] = float(given)
+        except ValueError:
+            found[level] = -1.0
+        if not 0 <= found[level] < 1:
+            raise InputError(
+                f"{part!r}: the share has to be a number from 0 to below 1", source="--chip-share",
+                remedy="for example --chip-share NVLink=0.1",
+            )  # fmt: skip
+    return found
+
+
 def _factor(text: str, whole: str, option: str, remedy: str) -> float:
     try:
         value = float(text)

@@ -6,6 +6,7 @@ and the routing are done once per kind, for all its instances together.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,13 +41,15 @@ class Plan:
 
 @dataclass
 class GroupKind:
-    """Groups that do the same things in the same way. ``bound`` holds (phase number, phase) for all ``instances``."""
+    """Groups that do the same things in the same way. ``bound`` holds (phase number, phase) for all ``instances``;
+    ``share``: the part of the chip that the kernels of each instance take from what computes."""
 
     name: str
     size: int
     instances: Ints
     plans: dict[int, Plan] = field(default_factory=dict)
     bound: list[tuple[int, BoundPhase]] = field(default_factory=list)
+    share: Floats = field(default_factory=lambda: np.zeros(1))
 
     @property
     def phases(self) -> int:
@@ -77,7 +80,8 @@ def parse_algorithms(text: str) -> dict[str, str]:
 
 class Planner:
     """Chooses algorithms and routes them. ``placement`` i64[world] is the accelerator of each rank; what the groups
-    named in ``free`` move takes no time; ``notes`` collects what was asked for and does not apply."""
+    named in ``free`` move takes no time; ``shares`` is the part of the chip that kernels on links of a level (by its
+    name) take; ``notes`` collects what was asked for and does not apply."""
 
     def __init__(
         self,
@@ -87,7 +91,8 @@ class Planner:
         topology: Topology,
         algorithms: dict[str, str],
         placement: Ints,
-        free: frozenset[str] = frozenset(),
+        free: frozenset[str],
+        shares: Mapping[str, float],
     ) -> None:
         self.trace = trace
         self.ops = ops
@@ -96,6 +101,7 @@ class Planner:
         self.algorithms = algorithms
         self.placement = placement
         self.free = free
+        self.share_of_level = np.array([shares.get(name, 0.0) for name in topology.level_names] or [0.0])
         self.notes: dict[str, None] = {}
         # Kept over all kinds: a job that has no closed form is planned a second time for its colours.
         self._weighed: dict[tuple[bytes, str, int], list[tuple[Way, tuple[BoundPhase, ...]]]] = {}
@@ -140,6 +146,16 @@ class Planner:
                 routed[*key, way.name] = self._bind(kind, members, way)
             kind.plans[use] = self._as_plan(kind, way, routed[*key, way.name], wanted.bytes)
         self._make_free(kind)
+        kind.share = self._shares(kind, len(ranks))
+
+    def _shares(self, kind: GroupKind, instances: int) -> Floats:
+        """The part of the chip that each instance takes: that of the most demanding kind of link it uses."""
+        share = np.zeros(instances)
+        if self.share_of_level.any():
+            for _, phase in kind.bound:
+                owner = np.repeat(np.arange(instances), np.diff(phase.ptr))
+                np.maximum.at(share, owner, self.share_of_level[self.topology.link_level[phase.link]])
+        return share
 
     def _make_free(self, kind: GroupKind) -> None:
         if kind.name in self.free:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import lcm
 
 import numpy as np
@@ -32,7 +32,17 @@ from emulator.replay.reduce import drop_unsaturable
 from emulator.replay.repeats import Jump, find_jumps, late_tags, weights
 from emulator.replay.tables import build_tables
 from emulator.replay.variants import Variant, Variants, build_variants
-from emulator.result.schema import CollectiveUse, Folding, LinkLoad, LinkUse, Omitted, OpTable, RankClass, Timeline
+from emulator.result.schema import (
+    CollectiveUse,
+    ComputeRate,
+    Folding,
+    LinkLoad,
+    LinkUse,
+    Omitted,
+    OpTable,
+    RankClass,
+    Timeline,
+)
 from emulator.result.schema import Engine as EngineInfo
 from emulator.topology.graph import Topology
 from emulator.trace.expand import Rows, templates, unroll
@@ -66,6 +76,7 @@ class Replay:
     links: list[LinkUse]
     links_carrying_traffic: int
     link_loads: list[LinkLoad]
+    compute_rates: list[ComputeRate]
     folding: Folding
     omitted: list[Omitted]
     engine: EngineInfo
@@ -78,14 +89,16 @@ class Options:
     """How to replay.
 
     ``algorithms``: ``ring`` or ``all_reduce=ring,...`` (default: auto). ``placement`` i64[world] is the accelerator of
-    each rank (None: rank r on accelerator r). What groups named in ``free`` move takes no time. The rest switches exact
-    short cuts off; answers stay.
+    each rank (None: rank r on accelerator r). What groups named in ``free`` move takes no time. ``shares``: while
+    communication over links of a level (by its name) is resident, this part of the chip does not compute. The rest
+    switches exact short cuts off; answers stay.
     """
 
     algorithms: str = ""
     perturbation: Perturbation | None = None
     placement: NDArray[np.int64] | None = None
     free: frozenset[str] = frozenset()
+    shares: Mapping[str, float] = field(default_factory=dict)
     folding: bool = True
     closed_form: bool = True
     drop_unsaturable: bool = True
@@ -227,6 +240,11 @@ def _replay(
             load_over_time(attempt.quotient.carriers(number), tables, run.transfers, use.link)
             for use, number in zip(links[:_LINKS_OVER_TIME], numbers, strict=False)
         ],
+        compute_rates=[
+            ComputeRate(node, times.pace.times, times.pace.rates)
+            for node, times in enumerate(run.nodes)
+            if times.pace is not None
+        ],
         folding=Folding(
             enabled=options.folding,
             method=attempt.quotient.method,
@@ -254,7 +272,7 @@ def _quotient(
     world = trace.world_size
     place = np.arange(world, dtype=np.int64) if options.placement is None else options.placement
     algorithms = parse_algorithms(options.algorithms)
-    planner = Planner(trace, ops, variants, topology, algorithms, place, options.free)
+    planner = Planner(trace, ops, variants, topology, algorithms, place, options.free, options.shares)
     if options.folding and options.closed_form and options.perturbation is None and options.placement is None:
         try:
             return closed.quotient(trace, variants, topology, planner), list(planner.notes)

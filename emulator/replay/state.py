@@ -10,6 +10,7 @@ import numpy as np
 
 from emulator.network.clock import Clock
 from emulator.network.fluid import Route
+from emulator.replay.chip import Chip
 from emulator.replay.programs import Items
 from emulator.replay.variants import Variant
 
@@ -39,14 +40,20 @@ class ReadyPhase:
 
 
 class Group:
-    """One group while the replay runs: who has arrived for the collective it is at."""
+    """One group while the replay runs: who has arrived for the collective it is at.
 
-    __slots__ = ("arrived", "engine", "index", "need", "uses")
+    ``share``: the part of the chip that its kernels take from what computes.
+    """
 
-    def __init__(self, engine: Transfers, index: int, need: int, uses: dict[int, tuple[ReadyPhase, ...]]) -> None:
+    __slots__ = ("arrived", "engine", "index", "need", "share", "uses")
+
+    def __init__(
+        self, engine: Transfers, index: int, need: int, share: float, uses: dict[int, tuple[ReadyPhase, ...]]
+    ) -> None:
         self.engine = engine
         self.index = index
         self.need = need
+        self.share = share
         self.uses = uses
         self.arrived: list[tuple[Node, int, int]] = []
 
@@ -75,8 +82,10 @@ class SeveralAtOnce(Group):
 
     __slots__ = ("later", "lines")
 
-    def __init__(self, engine: Transfers, index: int, need: int, uses: dict[int, tuple[ReadyPhase, ...]]) -> None:
-        super().__init__(engine, index, need, uses)
+    def __init__(
+        self, engine: Transfers, index: int, need: int, share: float, uses: dict[int, tuple[ReadyPhase, ...]]
+    ) -> None:
+        super().__init__(engine, index, need, share, uses)
         self.lines: set[tuple[int, int]] = set()  # who has arrived: node and slot
         self.later: list[tuple[Node, int, int, int]] = []
 
@@ -98,9 +107,10 @@ class SeveralAtOnce(Group):
 
 
 class Node:
-    """One rank, or a class of ranks, while the replay runs."""
+    """One rank, or a class of ranks, while the replay runs. ``chip``: None where nothing slows what computes."""
 
     __slots__ = (
+        "chip",
         "deps",
         "done",
         "epoch",
@@ -124,9 +134,12 @@ class Node:
         "waiting",
     )
 
-    def __init__(self, index: int, items: Items, variant: Variant, groups: list[Group]) -> None:
+    def __init__(
+        self, index: int, items: Items, variant: Variant, groups: list[Group], chip: Chip | None = None
+    ) -> None:
         count, messages = len(items), len(items.messages)
         self.index = index
+        self.chip = chip
         self.items = items
         self.seconds = variant.item_seconds
         self.issue = variant.item_issue

@@ -26,11 +26,12 @@ class Tables:
     """Nodes (ranks or classes of ranks), groups and links.
 
     ``node_variant``: variant of each node; ``node_slots[node_slot_ptr[i]:node_slot_ptr[i+1]]``: the group behind each
-    slot of its program. ``group_kind`` indexes ``kinds``; ``group_need``: arrivals a group waits for. Group g owns the
-    phase rows ``phase_start[g]:phase_start[g+1]``. Phase row p has ``phase_latency[p]`` seconds, moves
-    ``phase_rate[p]`` bytes/s of its largest flow on the idle network, and puts ``phase_weight[k]`` on link
-    ``phase_link[k]`` for k in ``phase_ptr[p]:phase_ptr[p+1]``. ``capacity`` in bytes/s; ``link_events``: (time,
-    capacity from then on) of links that change.
+    slot of its program. ``group_kind`` indexes ``kinds``; ``group_need``: arrivals a group waits for;
+    ``group_share``: the part of the chip that its kernels take from what computes. Group g owns the phase rows
+    ``phase_start[g]:phase_start[g+1]``; phase row p puts ``phase_weight[k]`` on link ``phase_link[k]`` for k in
+    ``phase_ptr[p]:phase_ptr[p+1]``, after the seconds that ``phase_latency[p]`` and ``phase_hidden[p]`` (f64[p, J])
+    make for its bytes (:class:`emulator.network.bind.BoundPhase`); alone its largest flow has ``phase_rate[p]``
+    bytes/s. ``capacity`` in bytes/s; ``link_events``: (time, capacity from then on) of links that change.
     """
 
     variants: Variants
@@ -41,8 +42,10 @@ class Tables:
     node_slots: Ints
     group_kind: Ints
     group_need: Ints
+    group_share: Floats
     phase_start: Ints
     phase_latency: Floats
+    phase_hidden: Floats
     phase_rate: Floats
     phase_ptr: Ints
     phase_link: Ints
@@ -52,8 +55,13 @@ class Tables:
 
     def alone_seconds(self, group: int, phases: Iterable[tuple[int, float]]) -> float:
         """Seconds that a group takes for phases (number, bytes) in sequence on the idle network."""
-        start = int(self.phase_start[group])
-        return float(sum(self.phase_latency[start + p] + size / self.phase_rate[start + p] for p, size in phases))
+        total = 0.0
+        for phase, size in phases:
+            row = int(self.phase_start[group]) + phase
+            total += (
+                float((self.phase_latency[row] - self.phase_hidden[row] * size).max()) + size / self.phase_rate[row]
+            )
+        return float(total)
 
 
 def build_tables(
@@ -68,14 +76,19 @@ def build_tables(
     phases_of_kind = np.array([kind.phases for kind in groups.kinds] or [0], dtype=np.int64)
     phase_start = np.concatenate([[0], np.cumsum(phases_of_kind[groups.kind])]).astype(np.int64)
     total = int(phase_start[-1])
-    latency, rate = np.zeros(total), np.full(total, np.inf)
+    lines = max((bound.latency.shape[1] for kind in groups.kinds for _, bound in kind.bound), default=1)
+    latency, hidden = np.zeros((2, total, lines))
+    rate = np.full(total, np.inf)
+    share = np.zeros(count)
     entry_row: list[Ints] = [np.empty(0, dtype=np.int64)]
     entry_link: list[Ints] = [np.empty(0, dtype=np.int64)]
     entry_weight: list[Floats] = [np.empty(0)]
     for kind in groups.kinds:
+        share[kind.instances] = kind.share
         for phase, bound in kind.bound:
             rows = phase_start[kind.instances] + phase
-            latency[rows] = bound.latency
+            latency[rows, : bound.latency.shape[1]] = bound.latency
+            hidden[rows, : bound.latency.shape[1]] = bound.hidden
             rate[rows] = bound.rate_alone
             entry_row.append(np.repeat(rows, np.diff(bound.ptr)))
             entry_link.append(bound.link)
@@ -92,8 +105,10 @@ def build_tables(
         node_slots=groups.slots,
         group_kind=groups.kind,
         group_need=np.bincount(groups.slots, minlength=count),
+        group_share=share,
         phase_start=phase_start,
         phase_latency=latency,
+        phase_hidden=hidden,
         phase_rate=rate,
         phase_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=total))]).astype(np.int64),
         phase_link=link[order],

@@ -98,6 +98,8 @@ def _rows(classes: list[RankClass]) -> Iterator[_Row]:
         yield _Row(label, _line(name))
         if name == "compute":
             yield from (_Row(f"  {_phase_label(phase)}", _phase(phase)) for phase in _phases(classes))
+            if any(ranks.partition and ranks.partition.slowed_seconds for ranks in classes):
+                yield _Row("  of it slowed", _line("slowed"))
         elif name in ("exposed_transfer", "exposed_wait"):
             part = name.removeprefix("exposed_")
             yield from (_Row(f"  {kind}", _kind(kind, part)) for kind in _kinds(classes, part))

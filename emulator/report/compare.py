@@ -97,6 +97,7 @@ def _mean_lines(results: Sequence[Result]) -> Iterator[tuple[str, list[float]]]:
         yield name.replace("_", " "), _means(results, _read("partition", name))
         if name == "compute":
             yield from _by_name(results, _phases)
+            yield "  of it slowed", _means(results, _read("partition", "slowed"))
         elif name in ("exposed_transfer", "exposed_wait"):
             yield from _by_name(results, _kinds(name.removeprefix("exposed_")))
     if any(ranks.bubble_seconds is not None for result in results for ranks in result.ranks):

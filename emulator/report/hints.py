@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from emulator.report import figures
 from emulator.report.bubbles import CAUSES
+from emulator.report.changes import describe
 from emulator.report.kinds import kind_of_group
+from emulator.report.memory import peaks
 from emulator.report.pieces import pipeline_phase
-from emulator.result.schema import CollectiveUse, Result
+from emulator.result.schema import CollectiveUse, LinkUse, Result
 
 BUBBLE = 0.10
 EXPOSED = 0.05
@@ -20,6 +22,7 @@ WAITING = 0.02
 HOST = 0.05
 CONGESTION = 0.20
 SLOWER_LINK = 0.5  # of the fastest link's capacity: below it a link counts as outside the node
+ACTIVATIONS = 0.5  # of the memory at its peak
 FITS = 0.5  # of the device's memory that parameters and optimizer may take to leave room for activations
 
 
@@ -70,9 +73,10 @@ def _more_microbatches(result: Result, travel: float, mean: float) -> str:
     )
 
 
-def _crossing(result: Result) -> Iterator[str]:
-    """Tensor or expert parallel groups go over links much slower than the fastest."""
+def crossing(result: Result) -> list[tuple[str, LinkUse]]:
+    """Tensor and expert parallel where it uses links much slower than the fastest, with the slowest of them."""
     fastest = max((use.capacity_bytes_per_second for use in result.links), default=0.0)
+    found = []
     for kind in ("TP", "EP"):
         slow = [
             use
@@ -80,13 +84,19 @@ def _crossing(result: Result) -> Iterator[str]:
             if use.capacity_bytes_per_second < SLOWER_LINK * fastest and kind in map(kind_of_group, use.groups)
         ]
         if slow:
-            use = min(slow, key=lambda use: use.capacity_bytes_per_second)
-            share = _exposed(result, kind)
-            yield (
-                f"{kind} goes over {use.level} ({figures.rate(use.capacity_bytes_per_second)}; the fastest links do "
-                f"{figures.rate(fastest)}): {figures.percent(share)} of the step is exposed {kind} communication; "
-                "groups inside a node avoid it"
-            )
+            found.append((kind, min(slow, key=lambda use: use.capacity_bytes_per_second)))
+    return found
+
+
+def _crossing(result: Result) -> Iterator[str]:
+    """Tensor or expert parallel groups go over links much slower than the fastest."""
+    fastest = max((use.capacity_bytes_per_second for use in result.links), default=0.0)
+    for kind, use in crossing(result):
+        yield (
+            f"{kind} goes over {use.level} ({figures.rate(use.capacity_bytes_per_second)}; the fastest links do "
+            f"{figures.rate(fastest)}): {figures.percent(exposed_part(result, kind))} of the step is exposed {kind} "
+            f"communication; groups inside a node avoid it{_gain(result, 'place')}"
+        )
 
 
 def _pipeline_inside(result: Result) -> Iterator[str]:
@@ -100,19 +110,19 @@ def _pipeline_inside(result: Result) -> Iterator[str]:
     if ("TP", True) in met and ("PP", False) in met and ("PP", True) not in met:
         yield (
             f"PP stays on the fastest links ({figures.rate(fastest)}) while TP leaves them: swap the two axes, the "
-            "pipeline tolerates slow links best"
+            f"pipeline tolerates slow links best{_gain(result, 'place')}"
         )
 
 
 def _exposed_fsdp(result: Result) -> Iterator[str]:
     """FSDP traffic is exposed: the batch per rank is small for the link."""
-    share = _exposed(result, "FSDP", waits=False)
+    share = exposed_part(result, "FSDP", waits=False)
     if share >= EXPOSED:
         tokens = result.trace.tokens_per_step / result.world_size if result.trace.tokens_per_step else 0
         size = f" at {figures.count(tokens)} tokens per rank and step" if tokens else ""
         yield (
             f"{figures.percent(share)} of the step is exposed FSDP transfer{size}: more tokens per rank, or fewer FSDP "
-            "ranks per parameter, hide it"
+            f"ranks per parameter, hide it{_gain(result, 'free', 'FSDP')}"
         )
 
 
@@ -144,9 +154,12 @@ def _tp_in_moe(result: Result) -> Iterator[str]:
     """A mixture of experts is cut by tensor parallel although experts could be spread."""
     grouped = any("grouped_gemm" in program.op_class.values for program in result.programs)
     kinds = {kind_of_group(use.group) for use in result.collectives}
-    share = _exposed(result, "TP")
+    share = exposed_part(result, "TP")
     if grouped and "EP" not in kinds and share >= EXPOSED:
-        yield f"experts are cut by TP, {figures.percent(share)} of the step is exposed TP communication: EP moves less"
+        yield (
+            f"experts are cut by TP, {figures.percent(share)} of the step is exposed TP communication: EP moves less"
+            f"{_gain(result, 'free', 'TP')}"
+        )
 
 
 def _straggler(result: Result) -> Iterator[str]:
@@ -157,7 +170,7 @@ def _straggler(result: Result) -> Iterator[str]:
         if late is not None and late.exposed_seconds >= WAITING * whole:
             yield (
                 f"ranks {ranks.ranks} come last to {figures.several(late.collectives, 'collective')}: others wait, "
-                f"exposed, for {figures.percent(late.exposed_seconds, whole)} of all ranks' time"
+                f"exposed, for {figures.percent(late.exposed_seconds, whole)} of all ranks' time{_gain(result, 'even')}"
             )
 
 
@@ -165,7 +178,26 @@ def _host(result: Result) -> Iterator[str]:
     """The host is late."""
     share = _mean(result, lambda i: ((p := result.ranks[i].partition) and p.host_seconds) or 0.0)
     if share >= HOST:
-        yield f"for {figures.percent(share)} of the step ops only wait to be issued: fewer kernels or graphs help"
+        yield (
+            f"for {figures.percent(share)} of the step ops only wait to be issued: fewer kernels or graphs help"
+            f"{_gain(result, 'host')}"
+        )
+
+
+def _activations(result: Result) -> Iterator[str]:
+    """Activations are most of the memory at its peak, and nothing is done about them."""
+    phases = {phase for program in result.programs for phase in program.phase.values}
+    if "recompute" in phases or "SP" in {kind_of_group(use.group) for use in result.collectives}:
+        return
+    for found in peaks(result)[:1]:
+        held = found.categories.get("activation", 0.0)
+        if held <= ACTIVATIONS * found.bytes:
+            continue
+        yield (
+            f"activations are {figures.size(held)} of {figures.size(found.bytes)} at the peak on ranks "
+            f"{result.ranks[found.rank_class].ranks}, without recomputation or sequence parallel: "
+            "recomputing them, or sequence parallel, makes room for a larger batch"
+        )
 
 
 def _congestion(result: Result) -> Iterator[str]:
@@ -193,11 +225,22 @@ def _lost_to(use: CollectiveUse) -> str:
 
 
 RULES: tuple[Callable[[Result], Iterator[str]], ...] = (
-    _bubble, _crossing, _pipeline_inside, _exposed_fsdp, _zero3, _tp_in_moe, _straggler, _host, _congestion,
+    _bubble, _crossing, _pipeline_inside, _exposed_fsdp, _zero3, _tp_in_moe, _straggler, _host, _activations,
+    _congestion,
 )  # fmt: skip
 
 
-def _exposed(result: Result, kind: str, *, waits: bool = True) -> float:
+def _gain(result: Result, change: str, kind: str = "") -> str:
+    """What a replay with that change (to groups of that kind) said of the step, where there was one."""
+    for entry in result.what_if:
+        if entry.change == change and (not kind or kind_of_group(entry.target) == kind):
+            return (
+                f" (replayed, {describe(entry)}: {figures.change(entry.step_seconds, result.step_seconds)} of the step)"
+            )
+    return ""
+
+
+def exposed_part(result: Result, kind: str, *, waits: bool = True) -> float:
     """Exposed communication of a kind, share of the step, mean over ranks."""
     return _mean(
         result,

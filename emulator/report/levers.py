@@ -6,38 +6,30 @@ a real run with that change gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import RenderableType
 
 from emulator.report import figures
+from emulator.report.changes import Change, Kind, describe
 from emulator.report.critical import composition
+from emulator.report.hints import crossing, exposed_part
 from emulator.report.kinds import kind_of_group
 from emulator.report.tables import Column, table
 from emulator.result.schema import Result, WhatIf
 
-Kind = Literal["free", "faster", "even", "compute"]
 WORTH_TRYING = 0.01  # of the step: what contributes less is not tried
 LATE = 0.005  # of all ranks' time: exposed waiting for late ranks that makes `even` worth a run
 MOST = 6
-
-
-@dataclass(frozen=True)
-class Change:
-    """One change to a job or its cluster; ``factor`` only for ``faster`` and ``compute``. See ``WhatIf``."""
-
-    kind: Kind
-    target: str = ""
-    factor: float = 1.0
 
 
 def changes(result: Result) -> list[Change]:
     """The changes worth trying, by what they act on: the longest parts of the critical path first.
 
     Communication of each group on the path made free; each link level that carries such a group twice as fast; even
-    ranks, where others wait for late ones; compute a tenth faster, where the path computes.
+    ranks, where others wait for late ones; compute a tenth faster, where the path computes; compute alone on the chip,
+    where communication slows it; ranks placed by another order of axes, where tensor or expert parallel leaves the
+    fastest links; a host that is never late.
     """
     if not result.step_seconds > 0:
         return []
@@ -55,6 +47,14 @@ def changes(result: Result) -> list[Change]:
     computing = dict(composition(result, lambda _result, _class, _row, what: what)).get("compute", 0.0) / 10
     if computing >= worth:
         ranked.append((computing, Change("compute", "", 1.1)))
+    lines: dict[str, Kind] = {"slowed": "alone", "host": "host"}
+    means = [(_mean(result, line), kind) for line, kind in lines.items()]
+    ranked += [(lost, Change(kind)) for lost, kind in means if lost >= worth]
+    for parallel, _ in crossing(result):
+        order = inner_first(result.trace.mesh_axes)
+        if order != result.trace.mesh_axes:
+            ranked.append((exposed_part(result, parallel) * result.step_seconds, Change("place", ",".join(order))))
+            break
     ranked.sort(key=lambda pair: (-pair[0], pair[1].kind, pair[1].target))
     return [change for _, change in ranked[:MOST]]
 
@@ -76,19 +76,6 @@ def try_changes(
     return sorted(found, key=lambda entry: (entry.step_seconds, entry.change, entry.target))
 
 
-def describe(entry: WhatIf) -> str:
-    """A change in words, such as ``tp communication free``."""
-    if entry.change == "free":
-        kind = kind_of_group(entry.target)
-        name = kind if kind.lower() == entry.target.lower() else f"{kind} ({entry.target})"
-        return f"{name} communication free"
-    if entry.change == "faster":
-        return f"{entry.target} links {entry.factor:g} times as fast"
-    if entry.change == "compute":
-        return f"compute {entry.factor:g} times as fast"
-    return "no straggler: every op takes all ranks as long as the median rank"
-
-
 def what_if(result: Result, width: int) -> Iterator[RenderableType]:
     """The table of what was tried; nothing if nothing was."""
     if not result.what_if:
@@ -100,6 +87,20 @@ def what_if(result: Result, width: int) -> Iterator[RenderableType]:
     ]
     note = "Each from a replay of its own with that one change; change is % of the step. Changes do not add up."
     yield table("What would help", columns, width, note)
+
+
+def inner_first(axes: Sequence[str]) -> list[str]:
+    """Axes of a mesh, outermost first, with those that need the fastest links innermost: tensor, then expert, then
+    context parallel; pipeline stages outermost.
+    """
+    rank = {"PP": 0, "CP": 2, "EP": 3, "SP": 4, "TP": 4}
+    return sorted(axes, key=lambda axis: rank.get(kind_of_group(axis), 1))
+
+
+def _mean(result: Result, line: str) -> float:
+    """Seconds of a line of the partition, mean over all ranks."""
+    total = sum(r.count * float(getattr(r.partition, f"{line}_seconds")) for r in result.ranks if r.partition)
+    return total / result.world_size
 
 
 def _group_key(result: Result, rank_class: int, row: int, what: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from rich.console import RenderableType
@@ -49,6 +50,29 @@ def in_all(uses: Sequence[MemoryUse]) -> tuple[Floats, list[Floats]]:
     return times, [_held(use, times) for use in uses]
 
 
+@dataclass(frozen=True)
+class Peak:
+    """Most bytes alive at once on each rank of a class, when first (s), and the categories then."""
+
+    rank_class: int
+    bytes: float
+    seconds: float
+    categories: dict[str, float]
+
+
+def peaks(result: Result) -> list[Peak]:
+    """The peak of every rank class with memory events, the highest first."""
+    found = []
+    for rank_class in sorted({use.rank_class for use in result.memory}):
+        uses = [use for use in result.memory if use.rank_class == rank_class]
+        times, each = in_all(uses)
+        total = np.sum(each, axis=0)
+        at = int(total.argmax())
+        parts = {use.category: float(own[at]) for use, own in zip(uses, each, strict=True)}
+        found.append(Peak(rank_class, float(total[at]), float(times[at]), parts))
+    return sorted(found, key=lambda peak: (-peak.bytes, peak.rank_class))
+
+
 def memory(result: Result, width: int) -> Iterator[RenderableType]:
     """A table of the peaks by rank class, the highest first; without memory events what is resident, if it is known."""
     resident = result.trace.resident
@@ -62,37 +86,26 @@ def memory(result: Result, width: int) -> Iterator[RenderableType]:
                 f"{_of_device(result, whole)} per rank ({parts}).",
             )
         return
-    classes = {use.rank_class for use in result.memory}
-    peaks = sorted((_peak(result, rank_class) for rank_class in classes), key=lambda peak: (-peak[0], peak[2]))
-    shown = peaks[:CLASSES_SHOWN]
+    found = peaks(result)
+    shown = found[:CLASSES_SHOWN]
     device = result.device
     columns = [
-        Column("ranks", [shortened(result.ranks[rank_class].ranks, 24) for _, _, rank_class, _ in shown], left=True),
-        Column("peak", [figures.size(peak) for peak, *_ in shown]),
-        Column("at", [figures.seconds(moment) for _, moment, *_ in shown]),
+        Column("ranks", [shortened(result.ranks[peak.rank_class].ranks, 24) for peak in shown], left=True),
+        Column("peak", [figures.size(peak.bytes) for peak in shown]),
+        Column("at", [figures.seconds(peak.seconds) for peak in shown]),
     ]
     if device.memory_bytes:
-        columns.append(Column("of the\ndevice", [figures.percent(peak, device.memory_bytes) for peak, *_ in shown]))
+        columns.append(Column("of the\ndevice", [figures.percent(peak.bytes, device.memory_bytes) for peak in shown]))
     columns += [
-        Column(name, [figures.size(parts.get(name, 0.0)) for *_, parts in shown], 1)
-        for name in dict.fromkeys(name for *_, parts in shown for name in parts)
+        Column(name, [figures.size(peak.categories.get(name, 0.0)) for peak in shown], 1)
+        for name in dict.fromkeys(name for peak in shown for name in peak.categories)
     ]
     note = "Bytes alive on each rank at its peak, by category; blocks that an allocator keeps are not in it."
-    if device.memory_bytes and peaks[0][0] > device.memory_bytes:
+    if device.memory_bytes and found[0].bytes > device.memory_bytes:
         note += f" It does not fit into the {figures.size(device.memory_bytes)} of {device.name}."
-    if len(peaks) > len(shown):
-        note += f" {len(peaks) - len(shown)} more with less: see `memory` in the JSON."
+    if len(found) > len(shown):
+        note += f" {len(found) - len(shown)} more with less: see `memory` in the JSON."
     yield table("Memory", columns, width, note)
-
-
-def _peak(result: Result, rank_class: int) -> tuple[float, float, int, dict[str, float]]:
-    """Most bytes alive at once, when first, the class, and the categories then."""
-    uses = [use for use in result.memory if use.rank_class == rank_class]
-    times, each = in_all(uses)
-    total = np.sum(each, axis=0)
-    at = int(total.argmax())
-    parts = {use.category: float(own[at]) for use, own in zip(uses, each, strict=True)}
-    return float(total[at]), float(times[at]), rank_class, parts
 
 
 def _of_device(result: Result, size: float) -> str:

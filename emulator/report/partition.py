@@ -13,8 +13,9 @@ from emulator.report.holding import spans_of
 from emulator.report.lateness import lateness
 from emulator.report.memory import memory_use
 from emulator.report.pieces import LINES, Pieces, cut, pipeline_phase
+from emulator.report.slowing import slowed_seconds
 from emulator.report.traits import traits_of
-from emulator.result.schema import OpTable, Partition, Result, Timeline
+from emulator.result.schema import ComputeRate, OpTable, Partition, Result, Timeline
 
 
 def partition(table: OpTable, timelines: Sequence[Timeline], step_seconds: float) -> Partition:
@@ -39,8 +40,9 @@ def fill(result: Result) -> Result:
     history = history_of(result, spans)
     phase = pipeline_phase(result, traits)
     exposures: list[Exposure] = []
+    rates = {rate.rank_class: rate for rate in result.compute_rates}
     for i, (ranks, table, piece) in enumerate(zip(result.ranks, tables, pieces, strict=True)):
-        ranks.partition = _sum_up(piece, result.step_seconds)
+        ranks.partition = _sum_up(piece, result.step_seconds, rates.get(i))
         ranks.compute_phases = by_phase(history, i, piece)
         exposures.append(expose(history, i, piece))
         ranks.exposed = by_kind(table, exposures[-1], traits[ranks.program])
@@ -63,7 +65,7 @@ def fill(result: Result) -> Result:
     return result
 
 
-def _sum_up(pieces: Pieces, step_seconds: float) -> Partition:
+def _sum_up(pieces: Pieces, step_seconds: float, rate: ComputeRate | None = None) -> Partition:
     parts = [pieces.seconds(pieces.line == i) for i in range(len(LINES))]
     hidden_transfer = pieces.seconds(pieces.transfers & pieces.computes)
     transfer = pieces.seconds(pieces.transfers)
@@ -74,4 +76,5 @@ def _sum_up(pieces: Pieces, step_seconds: float) -> Partition:
         communication_seconds=pieces.seconds(pieces.communicates),
         overlap=hidden_transfer / transfer if transfer > 0 else None,
         sum_minus_step_seconds=fsum(parts) - step_seconds,
+        slowed_seconds=0.0 if rate is None else slowed_seconds(pieces, rate),
     )

@@ -86,6 +86,11 @@ def _check_rest(result: Result) -> None:
         _long(f"link_loads[{i}].rate", load.rate, len(load.time))
         if load.transfers is not None:
             _long(f"link_loads[{i}].transfers", load.transfers, len(load.time))
+    for i, rate in enumerate(result.compute_rates):
+        _below(f"compute_rates[{i}].rank_class", rate.rank_class, len(result.ranks))
+        _long(f"compute_rates[{i}].rate", rate.rate, len(rate.time))
+        if not len(rate.time) or rate.time[0] != 0 or (np.diff(rate.time) < 0).any():
+            raise _Misfit(f"compute_rates[{i}].time", "does not rise from 0")
     for i, use in enumerate(result.memory):
         _below(f"memory[{i}].rank_class", use.rank_class, len(result.ranks))
         _long(f"memory[{i}].bytes", use.bytes, len(use.time))

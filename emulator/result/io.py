@@ -103,6 +103,7 @@ def _tables(result: Result) -> dict[str, Sequence[msgspec.Struct]]:
         "critical_path": path,
         "link_loads": result.link_loads,
         "memory": result.memory,
+        "compute_rates": result.compute_rates,
     }
 
 

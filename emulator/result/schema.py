@@ -88,7 +88,10 @@ class Timeline(msgspec.Struct):
 
 
 class Partition(msgspec.Struct):
-    """Where the step of one rank went (definitions in docs/report.md): the parts add up to the step."""
+    """Where the step of one rank went (definitions in docs/report.md): the parts add up to the step.
+
+    ``slowed_seconds`` is the part of compute that resident communication caused.
+    """
 
     compute_seconds: float
     exposed_transfer_seconds: float
@@ -102,6 +105,7 @@ class Partition(msgspec.Struct):
     communication_seconds: float
     overlap: float | None  # hidden transfer / all transfer; None without any
     sum_minus_step_seconds: float
+    slowed_seconds: float = 0.0
 
 
 class ExposedKind(msgspec.Struct):
@@ -172,8 +176,7 @@ class CriticalPath(msgspec.Struct):
 class LinkLoad(msgspec.Struct):
     """Load of one link (or of each of a class of links) over time: ``rate[i]`` bytes/s from ``time[i]`` on.
 
-    ``transfers[i]`` of them are on it then (None: not known). ``group_bytes``: what each group's carried in the time
-    shown, most first.
+    ``transfers[i]`` are on it then (None: not known); ``group_bytes``: what each group's carried in the time shown.
     """
 
     link: str
@@ -181,6 +184,16 @@ class LinkLoad(msgspec.Struct):
     rate: Floats
     transfers: Ints | None = None
     group_bytes: dict[str, float] = {}
+
+
+class ComputeRate(msgspec.Struct):
+    """How fast each rank of a class computes over time: ``rate[i]`` of its own speed from ``time[i]`` on, the first
+    from 0 on; below 1 while communication is resident on the chip.
+    """
+
+    rank_class: int
+    time: Floats
+    rate: Floats
 
 
 class MemoryUse(msgspec.Struct):
@@ -199,8 +212,9 @@ class WhatIf(msgspec.Struct):
     """One change, and the length of the step with it, from a run of its own.
 
     ``change``: ``free`` (communication of the group ``target`` takes no time), ``faster`` (links of the level
-    ``target`` have ``factor`` times the bandwidth), ``even`` (every op takes all ranks as long as the median rank) or
-    ``compute`` (compute is ``factor`` times as fast).
+    ``target`` have ``factor`` times the bandwidth), ``even`` (every op takes all ranks as long as the median rank),
+    ``compute`` (compute is ``factor`` times as fast), ``alone`` (communication slows no compute), ``place`` (ranks are
+    placed by the order of axes ``target``) or ``host`` (the host issues every op at once).
     """
 
     change: str
@@ -212,9 +226,8 @@ class WhatIf(msgspec.Struct):
 class CollectiveUse(msgspec.Struct):
     """All executions of one kind of communication in one group, on one rank class, of one size.
 
-    ``seconds`` is the mean from last arrival to end, ``alone_seconds`` the same algorithm on the idle topology. What
-    is between them was lost, ``own_rank_seconds`` to other streams of the group's own ranks, ``other_ranks_seconds`` to
-    other ranks on the same links, ``slower_links_seconds`` to links slower than the topology has them.
+    ``seconds`` is the mean from last arrival to end, ``alone_seconds`` the same algorithm on the idle topology. The
+    rest is lost to other streams of the group's ranks, to other ranks, and to links slower than the topology has them.
     """
 
     collective: str
@@ -350,6 +363,7 @@ class Result(msgspec.Struct, tag_field="schema", tag=SCHEMA):
     what_if: list[WhatIf] = []
     link_loads: list[LinkLoad] = []
     memory: list[MemoryUse] = []
+    compute_rates: list[ComputeRate] = []  # none where nothing can slow what computes
 
     @property
     def shown_seconds(self) -> float:

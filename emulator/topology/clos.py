@@ -8,7 +8,7 @@ the spines of a pod and the cores always carry equal parts; ``bundled`` makes on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -40,97 +40,150 @@ class _Nodes:
 _TOLD = 0.01  # an oversubscription that whole cables miss by more than this is said
 
 
-def build(levels: Mapping[str, Switch | Tier], accelerators: int, file: TopologyFile) -> dict[str, Any]:
-    """The fields of a Topology for a switched fabric: ``levels`` is an optional switch, then tiers, innermost first.
+@dataclass(frozen=True)
+class _Layer:
+    """One tier in numbers: ``members`` below meet every switch of their group.
+
+    ``shape``: switches, [groups, choices...]; each stands for ``each`` equal ones. ``bundle`` cables of ``capacity``
+    (bytes/s) make one link of ``latency`` (s); ``apart`` such links join each pair.
+    """
+
+    name: str
+    label: str
+    members: int
+    shape: tuple[int, ...]
+    named: tuple[int, ...]
+    bundle: int
+    apart: int
+    capacity: float
+    latency: float
+    each: int = field(compare=False)
+
+
+@dataclass(frozen=True)
+class ClosDesign:
+    """All that decides the arrays of a Clos network; equal designs give equal links, routes and times.
+
+    ``hashing``: flows per pair and seed, None where every route is spread or there is nothing to choose. ``facts``,
+    ``built``, ``findings`` and ``used`` (levels) describe it and are not compared.
+    """
+
+    called: str
+    nodes: int
+    node_size: int
+    rails: int
+    nodes_per_unit: int
+    units: int
+    units_per_pod: int
+    pods: int
+    inside: tuple[str, str, float, float] | None  # the node's switch: name, label of its links, bytes/s, seconds
+    layers: tuple[_Layer, ...]
+    hashing: tuple[int, int] | None
+    pxn: bool
+    facts: Facts = field(compare=False)
+    built: str = field(compare=False)
+    findings: tuple[str, ...] = field(compare=False)
+    used: tuple[str, ...] = field(compare=False)
+
+
+def design(levels: Mapping[str, Switch | Tier], accelerators: int, file: TopologyFile) -> ClosDesign:
+    """A switched fabric in numbers: ``levels`` is an optional switch, then tiers, innermost first.
 
     ``file`` says how it is routed and what accelerators are called. Hashed routing keeps every switch and every cable
     apart. Raises InputError (without the file's name) if the network cannot be built.
     """
-    called, hashing = file.called, file.routing == "ecmp"
-    bundled = file.bundled and not hashing
     domain = next((level for level in levels.values() if isinstance(level, Switch)), None)
     tiers = {name: level for name, level in levels.items() if isinstance(level, Tier)}
     p = plan(domain, list(tiers.values()), accelerators, list(tiers))
     used = dict(list(tiers.items())[: p.tiers])
+    if file.pxn and (domain is None or p.rails == 1):
+        raise InputError("pxn needs a switch per node and a tier of several rails", place="pxn")
     check_size(2 * p.nodes * p.node_size, next(iter(levels)))
-    hosts = np.arange(p.nodes * p.node_size)
-    node = hosts // p.node_size
-    unit = node // p.nodes_per_unit
-    leaf = unit * p.rails + hosts % p.node_size % p.rails
-    leaf_pod = np.arange(p.units * p.rails) // (p.units_per_pod * p.rails)
+    apart = file.routing == "ecmp"
+    layers = _layers(p, used, bundled=file.bundled and not apart, apart=apart)
+    choices = any(prod(layer.shape[1:]) * layer.apart > 1 for layer in layers)
+    name = next(iter(levels))
+    return ClosDesign(
+        file.called, p.nodes, p.node_size, p.rails, p.nodes_per_unit, p.units, p.units_per_pod, p.pods,
+        inside=None if domain is None else (name, domain.links or name, domain.capacity, domain.latency),
+        layers=layers,
+        hashing=(file.flows_per_pair, file.seed) if apart and choices else None,
+        pxn=file.pxn,
+        facts=replace(_facts(p, domain, used), nonblocking=not (apart or file.pxn) and _nonblocking(p, used)),
+        built=_sentence(p, domain, used, file.called),
+        findings=_findings(p, used),
+        used=(*levels,)[: (domain is not None) + p.tiers],
+    )  # fmt: skip
 
-    table, nodes = LinkTable(), _Nodes(called, len(hosts))
+
+def _layers(p: ClosPlan, used: Mapping[str, Tier], *, bundled: bool, apart: bool) -> tuple[_Layer, ...]:
+    """The tiers in numbers; ``apart`` makes each parallel cable a link, ``bundled`` one node of equal switches."""
+    planes, spines, cores = (1, 1, 1) if bundled else (p.planes, p.spines, p.cores)
+    shapes = [(p.units * p.rails, planes), (p.pods, planes, spines), (1, planes, spines, cores)]
+    all_shapes = [(p.units * p.rails, p.planes), (p.pods, p.planes, p.spines), (1, p.planes, p.spines, p.cores)]
+    members = [p.nodes * p.node_size, p.units * p.rails, p.pods]
+    cables = [p.nic_cables, p.spine_cables, p.core_cables]
+    layers = []
+    for i, (name, tier) in enumerate(used.items()):
+        each = prod(all_shapes[i]) // prod(shapes[i])
+        parallel = cables[i] if apart else 1
+        check_size(2 * members[i] * prod(shapes[i][1:]) * parallel, name)
+        named = (p.units, p.rails, planes) if i == 0 else shapes[i]
+        bundle = cables[i] * each // parallel
+        layers.append(_Layer(name, tier.links or name, members[i], shapes[i], named, bundle, parallel,
+                             tier.capacity, tier.latency, each))  # fmt: skip
+    return tuple(layers)
+
+
+def build(d: ClosDesign) -> dict[str, Any]:
+    """The fields of a Topology for a design, and ``used``: the names of the levels that the job needs."""
+    hosts = np.arange(d.nodes * d.node_size)
+    node = hosts // d.node_size
+    unit = node // d.nodes_per_unit
+    leaf = unit * d.rails + hosts % d.rails if d.rails > 1 else unit
+    leaf_pod = np.arange(d.units * d.rails) // (d.units_per_pod * d.rails)
+    table, nodes = LinkTable(), _Nodes(d.called, len(hosts))
     inside = None
-    if domain is not None:
-        name = next(iter(levels))
-        switch = nodes.add(name, (p.nodes,), (p.nodes,))[node]
-        inside = table.add_pair(hosts, switch, domain.links or name, domain.capacity, domain.latency)
-    parents = (leaf, leaf_pod, np.zeros(p.pods, dtype=np.int64))
-    layers, cables = _layers(p, used, parents, nodes, table, bundled, hashing)
-    latency = np.cumsum([tier.latency for tier in used.values()] + [0.0] * (3 - len(used)))
+    if d.inside is not None:
+        name, label, capacity, latency = d.inside
+        switch = nodes.add(name, (d.nodes,), (d.nodes,))[node]
+        inside = table.add_pair(hosts, switch, label, capacity, latency)
+    links = []
+    lower = hosts
+    for layer, parents in zip(d.layers, (leaf, leaf_pod, np.zeros(d.pods, dtype=np.int64)), strict=False):
+        switches = nodes.add(layer.name, layer.named, layer.shape, layer.each)
+        upper = np.repeat(switches[parents][..., None], layer.apart, axis=-1)
+        below = lower.reshape(lower.shape + (1,) * (upper.ndim - lower.ndim))
+        up, down = table.add_pair(below, upper, layer.label, layer.capacity, layer.latency, layer.bundle)
+        links.append((up.reshape(layer.members, -1), down.reshape(layer.members, -1)))
+        lower = switches
+    climbs = np.cumsum([layer.latency for layer in d.layers] + [0.0] * (3 - len(d.layers)))
     clos = ClosRouter(
         node,
         leaf,
         leaf_pod[leaf],
         inside,
-        up=tuple(up for up, _ in layers),
-        down=tuple(down for _, down in layers),
-        latencies=2 * np.concatenate(([domain.latency if domain else 0.0], latency)),
+        up=tuple(up for up, _ in links),
+        down=tuple(down for _, down in links),
+        latencies=2 * np.concatenate(([d.inside[3] if d.inside else 0.0], climbs)),
     )
-    router: Router = HashedClos(clos, cables, file.flows_per_pair, file.seed) if hashing else clos
-    if file.pxn:
-        if domain is None or p.rails == 1:
-            raise InputError("pxn needs a switch per node and a tier of several rails", place="pxn")
-        router = RailHop(router, node, p.node_size, p.rails)
+    router: Router = clos
+    if d.hashing is not None:
+        router = HashedClos(clos, tuple(layer.apart for layer in d.layers), *d.hashing)
+    if d.pxn:
+        router = RailHop(router, node, d.node_size, d.rails)
     return table.columns() | {
         "accelerators": len(hosts),
         "node_names": NodeNames(nodes.groups),
         "level_names": tuple(table.level_names),
         "switches": np.concatenate([*nodes.switches, np.empty(0, np.int64)]),
-        "domain": node if domain is not None else unit,
+        "domain": node if d.inside is not None else unit,
         "router": router,
-        "facts": replace(_facts(p, domain, used), nonblocking=not (hashing or file.pxn) and _nonblocking(p, used)),
-        "built": _sentence(p, domain, used, called),
-        "used": (*levels,)[: (domain is not None) + p.tiers],
-        "findings": _findings(p, used),
+        "facts": d.facts,
+        "built": d.built,
+        "used": d.used,
+        "findings": d.findings,
     }
-
-
-def _layers(
-    p: ClosPlan,
-    used: Mapping[str, Tier],
-    parents: tuple[Ints, ...],
-    nodes: _Nodes,
-    table: LinkTable,
-    bundled: bool,
-    apart: bool,
-) -> tuple[list[tuple[Ints, Ints]], tuple[int, ...]]:
-    """Switches and links of the tiers: for each tier the links up and down, [lower member, choices], and cables apart.
-
-    ``parents[i]`` is the group of tier i that a lower switch (or accelerator, or pod) belongs to. Lower switches meet
-    every upper switch of their group, plane by plane; ``apart`` makes each parallel cable a link, cables fastest.
-    """  # fmt: skip
-    planes, spines, cores = (1, 1, 1) if bundled else (p.planes, p.spines, p.cores)
-    shapes = [(p.units * p.rails, planes), (p.pods, planes, spines), (1, planes, spines, cores)]
-    all_shapes = [(p.units * p.rails, p.planes), (p.pods, p.planes, p.spines), (1, p.planes, p.spines, p.cores)]
-    cables = [p.nic_cables, p.spine_cables, p.core_cables]
-    layers: list[tuple[Ints, Ints]] = []
-    lower = np.arange(len(parents[0]))
-    for i, (name, tier) in enumerate(used.items()):
-        named = (p.units, p.rails, planes) if i == 0 else shapes[i]
-        each = prod(all_shapes[i]) // prod(shapes[i])
-        check_size(2 * len(parents[i]) * prod(shapes[i][1:]) * (cables[i] if apart else 1), name)
-        switches = nodes.add(name, named, shapes[i], each)
-        upper = switches[parents[i]]
-        below = lower.reshape(lower.shape + (1,) * (upper.ndim - lower.ndim))
-        bundle = cables[i] * each
-        if apart:
-            upper, below, bundle = np.repeat(upper[..., None], cables[i], axis=-1), below[..., None], 1
-        link = (tier.links or name, tier.capacity, tier.latency, bundle)
-        up, down = table.add_pair(below, upper, *link)
-        layers.append((up.reshape(len(lower), -1), down.reshape(len(lower), -1)))
-        lower = switches
-    return layers, tuple(cables[: len(layers)])
 
 
 def _facts(p: ClosPlan, domain: Switch | None, used: Mapping[str, Tier]) -> Facts:

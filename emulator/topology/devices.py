@@ -37,8 +37,9 @@ class Device:
 
     ``efficiency`` has one entry per class of ops that differs and ``default`` for the rest (memory-bound kernels);
     ``attention_backward`` stands beside ``attention``. ``figures``: ``burst`` efficiencies come from kernels timed
-    alone and are above what a long step sustains. ``assumed`` names the figures that nobody published or measured, or
-    that are from memory, for the report to count.
+    alone and are above what a long step sustains. ``chip_share``: by the name of links, the part of the chip that
+    communication kernels on them take from what computes (without an entry: none). ``assumed`` names the figures that
+    nobody published or measured, or that are from memory, for the report to count.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Device:
     memory_bandwidth: float
     efficiency: dict[str, Efficiency]
     figures: str
+    chip_share: dict[str, float]
     assumed: tuple[str, ...]
     sources: tuple[str, ...]
 
@@ -69,6 +71,13 @@ class _Roofline(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     note: str = ""
 
 
+class _Share(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    value: Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    status: Status
+    source: str = ""
+    note: str = ""
+
+
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     title: str
     vendor: str
@@ -77,6 +86,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     memory_bandwidth: _Quantity
     efficiency: dict[str, _Roofline] = {}
     figures: Literal["burst", "sustained"] = "burst"
+    chip_share: dict[str, _Share] = {}
     aliases: list[str] = []
 
 
@@ -117,7 +127,9 @@ def _device(id_: str, entry: _Entry, file: _File) -> Device:
     rooflines = file.default_efficiency | entry.efficiency
     weak = [f"{key} ({q.status})" for key, q in figures.items() if q.status in _WEAK]
     weak += [f"efficiency.{op_class} ({r.status})" for op_class, r in rooflines.items() if r.status in _WEAK]
+    weak += [f"chip_share.{name} ({s.status})" for name, s in entry.chip_share.items() if s.status in _WEAK]
     cited = [q.source for q in figures.values()] + [r.source for r in rooflines.values()]
+    cited += [s.source for s in entry.chip_share.values()]
     ids = {name.strip() for text in cited for name in text.split(",") if name}
     return Device(
         name=id_,
@@ -128,6 +140,7 @@ def _device(id_: str, entry: _Entry, file: _File) -> Device:
         memory_bandwidth=parse_rate(entry.memory_bandwidth.value),
         efficiency={k: Efficiency(parse_seconds(r.t0), r.e, r.h, r.status, r.source) for k, r in rooflines.items()},
         figures=entry.figures,
+        chip_share={name: share.value for name, share in entry.chip_share.items()},
         assumed=tuple(weak),
         sources=tuple(f"{name}: {file.sources[name]}" for name in sorted(ids)),
     )

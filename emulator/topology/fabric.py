@@ -57,6 +57,19 @@ def build(file: TopologyFile, levels: Mapping[str, Level], accelerators: int, re
     return fields | {"used": tuple(used)}
 
 
+def clos_design(file: TopologyFile, levels: Mapping[str, Level], accelerators: int) -> clos.ClosDesign | None:
+    """What decides the arrays, in numbers, where the job needs one Clos network and nothing else; None elsewhere.
+
+    Raises InputError as ``build`` does.
+    """
+    groups = _groups(levels)
+    _check_routing(file, levels)
+    switched = _switched(groups[0], accelerators)
+    if len(groups) > 1 or switched is None:
+        return None
+    return clos.design(switched, accelerators, file)
+
+
 def fixed_size(levels: Mapping[str, Level]) -> int | None:
     """Accelerators of the whole, where the file fixes the size of every level; None if any grows with the job."""
     total = 1
@@ -115,10 +128,20 @@ def _one(file: TopologyFile, group: Group, accelerators: int, read_graph: ReadGr
         return dragonfly.build(name, level, accelerators, file)
     if isinstance(level, Graph):
         return _graph(name, level, file.called, read_graph)
-    if len(group) == 1 and isinstance(level, Switch) and level.size is None:
-        group = {name: msgspec.structs.replace(level, size=accelerators)}
-    switched = {key: lv for key, lv in group.items() if isinstance(lv, Switch | Tier)}
-    return clos.build(switched, accelerators, file)
+    switched = _switched(group, accelerators)
+    assert switched is not None  # all other kinds are above
+    return clos.build(clos.design(switched, accelerators, file))
+
+
+def _switched(group: Group, accelerators: int) -> dict[str, Switch | Tier] | None:
+    """The levels of a Clos network; a switch alone that names no size takes all. None for another fabric."""
+    switched = {name: level for name, level in group.items() if isinstance(level, Switch | Tier)}
+    if len(switched) < len(group):
+        return None
+    (name, level), *more = switched.items()
+    if isinstance(level, Switch) and level.size is None and not more:
+        return {name: msgspec.structs.replace(level, size=accelerators)}
+    return switched
 
 
 def _graph(name: str, level: Graph, called: str, read_graph: ReadGraph) -> dict[str, Any]:

@@ -231,25 +231,24 @@ def assemble(flows: int, parts: Sequence[tuple[Ints, Ints, Floats]], latency: Fl
 
 
 class LinkTable:
-    """Collects links while a fabric is being built: arrays go in, both directions of each cable come out as ids."""
+    """Collects links while a fabric is being built: arrays go in, both directions of each cable come out as ids.
+
+    What links of one call share is kept once, and their columns are only filled when asked for.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.level_names: list[str] = []
-        self._columns: list[tuple[Ints, Ints, Floats, Floats, Ints, Ints]] = []
+        self._parts: list[tuple[Ints, Ints, float, float, int, int]] = []
 
     def add(self, level: str, src: Ints, dst: Ints, capacity: float, latency: float, cables: int = 1) -> Ints:
         """Add links ``src[i] -> dst[i]`` of ``cables`` x ``capacity`` bytes/s each; gives back their ids."""
         if level not in self.level_names:
             self.level_names.append(level)
-        src, dst = (ends.ravel().astype(np.int64) for ends in np.broadcast_arrays(src, dst))
-        n = len(src)
-        number = self.level_names.index(level)
-        self._columns.append(
-            (src, dst, np.full(n, capacity * cables), np.full(n, latency), np.full(n, number), np.full(n, cables))
-        )
-        self.count += n
-        return np.arange(self.count - n, self.count, dtype=np.int64)
+        src, dst = np.broadcast_arrays(src, dst)
+        self._parts.append((src, dst, capacity * cables, latency, self.level_names.index(level), cables))
+        self.count += src.size
+        return np.arange(self.count - src.size, self.count, dtype=np.int64)
 
     def add_pair(
         self, low: Ints, high: Ints, level: str, capacity: float, latency: float, cables: int = 1
@@ -262,8 +261,14 @@ class LinkTable:
 
     def columns(self) -> dict[str, NDArray[np.generic]]:
         """The columns of a Topology: link_src, link_dst, capacity, latency, link_level, cables."""
-        names = ("link_src", "link_dst", "capacity", "latency", "link_level", "cables")
-        empty = (np.int64, np.int64, np.float64, np.float64, np.int64, np.int64)
-        if not self._columns:
-            return {name: np.empty(0, dtype) for name, dtype in zip(names, empty, strict=True)}
-        return {name: np.concatenate(c) for name, c in zip(names, zip(*self._columns, strict=True), strict=True)}
+        types = {
+            "link_src": np.int64, "link_dst": np.int64, "capacity": np.float64, "latency": np.float64,
+            "link_level": np.int64, "cables": np.int64,
+        }  # fmt: skip
+        columns = {name: np.empty(self.count, dtype) for name, dtype in types.items()}
+        first = 0
+        for part in self._parts:
+            here, first = slice(first, first + part[0].size), first + part[0].size
+            for column, value in zip(columns.values(), part, strict=True):
+                column[here].reshape(part[0].shape)[...] = value
+        return columns

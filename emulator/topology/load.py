@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,52 @@ def load(spec: str, *, ranks: int | None, overrides: Mapping[str, str] | None = 
     return topology
 
 
+@dataclass(frozen=True)
+class _Sized:
+    """A file of levels that is read, checked, and knows how many accelerators it is to hold."""
+
+    file: TopologyFile
+    levels: dict[str, Level]
+    accelerators: int
+    path: Path
+    spec: str
+
+    def build(self) -> tuple[Topology, tuple[str, ...]]:
+        """The topology, and the levels that it needs."""
+
+        def read_graph(name: str) -> Topology:
+            near = self.path.parent / name
+            inner = near if near.exists() else _find(name)
+            return imports.read_graph(imports.sniff(inner, name), inner, name, _graph_routing({}, name))
+
+        file = self.file
+        with located(self.spec):
+            built = fabric.build(file, self.levels, self.accelerators, read_graph)
+        used = built.pop("used")
+        sources = tuple(f"{name}: {text}" for name, text in file.sources.items())
+        hashed = f", {file.flows_per_pair} flows per pair, seed {file.seed}" if file.routing == "ecmp" else ""
+        power = None if file.power is None else file.power.watts * built["accelerators"] / file.power.accelerators
+        return Topology(
+            name=file.name, routing=file.routing + hashed + (", PXN" if file.pxn else ""), device=file.device,
+            sources=sources, power=power, power_note=file.power.note if file.power else "",
+            in_network=tuple(file.in_network), tuning=read_tuning(file.tuning, self.spec), **built,
+        ), used  # fmt: skip
+
+    def same(self, built: Topology, other: _Sized) -> bool:
+        """Would ``other`` give the times of this one, which was ``built``? By numbers alone where they decide."""
+        with located(self.spec):
+            designs = [fabric.clos_design(s.file, s.levels, s.accelerators) for s in (self, other)]
+        if None in designs:
+            return _same(built, other.build()[0])
+        beside = [(s.file.device, s.file.power, s.file.tuning) for s in (self, other)]
+        return designs[0] == designs[1] and beside[0] == beside[1]
+
+
 def _from_levels(
     document: dict[str, Any], ranks: int | None, overrides: Mapping[str, str], path: Path, spec: str
 ) -> Topology:
-    topology, used = _build(_overridden(document, overrides, spec), ranks, path, spec)
+    sized = _sized(_overridden(document, overrides, spec), ranks, path, spec)
+    topology, used = sized.build()
     idle = []
     for key in overrides:
         name = key.partition(".")[0]
@@ -70,17 +112,16 @@ def _from_levels(
         elif key != "accelerators":
             others = {k: v for k, v in overrides.items() if k != key}
             try:
-                without, _ = _build(_overridden(document, others, spec), ranks, path, spec)
+                same = sized.same(topology, _sized(_overridden(document, others, spec), ranks, path, spec))
             except InputError:
                 continue  # without this override nothing could be built: it changed something
-            if _same(topology, without):
+            if same:
                 idle.append(f"{key}={overrides[key]} changed nothing")
     return replace(topology, findings=(*topology.findings, *idle))
 
 
-def _build(document: dict[str, Any], ranks: int | None, path: Path, spec: str) -> tuple[Topology, tuple[str, ...]]:
-    """The topology of a document, and the levels that it needs."""
-    file, levels = _decode(document, spec)
+def _sized(document: dict[str, Any], ranks: int | None, path: Path, spec: str) -> _Sized:
+    file, levels = decode(document, spec)
     if ranks is None:
         with located(spec):
             ranks = file.accelerators or min(_SHOWN, file.largest or _SHOWN, fabric.fixed_size(levels) or _SHOWN)
@@ -94,23 +135,7 @@ def _build(document: dict[str, Any], ranks: int | None, path: Path, spec: str) -
             place="largest",
             remedy=f"--set largest={wanted} builds what does not exist; or take another topology",
         )
-
-    def read_graph(name: str) -> Topology:
-        near = path.parent / name
-        inner = near if near.exists() else _find(name)
-        return imports.read_graph(imports.sniff(inner, name), inner, name, _graph_routing({}, name))
-
-    with located(spec):
-        built = fabric.build(file, levels, wanted, read_graph)
-    used = built.pop("used")
-    sources = tuple(f"{name}: {text}" for name, text in file.sources.items())
-    hashed = f", {file.flows_per_pair} flows per pair, seed {file.seed}" if file.routing == "ecmp" else ""
-    power = None if file.power is None else file.power.watts * built["accelerators"] / file.power.accelerators
-    return Topology(
-        name=file.name, routing=file.routing + hashed + (", PXN" if file.pxn else ""), device=file.device,
-        sources=sources, power=power, power_note=file.power.note if file.power else "",
-        in_network=tuple(file.in_network), tuning=read_tuning(file.tuning, spec), **built,
-    ), used  # fmt: skip
+    return _Sized(file, levels, wanted, path, spec)
 
 
 @contextmanager
@@ -170,7 +195,8 @@ def _document(path: Path, spec: str, seen: tuple[str, ...] = ()) -> dict[str, An
     return merged
 
 
-def _decode(document: dict[str, Any], source: str) -> tuple[TopologyFile, dict[str, Level]]:
+def decode(document: dict[str, Any], source: str) -> tuple[TopologyFile, dict[str, Level]]:
+    """A file of levels as structs, each level as its kind. Raises InputError naming ``source`` and the place."""
     file: TopologyFile = convert(document, TopologyFile, source=source)
     if not file.levels:
         raise InputError("no level", source=source, place="levels")

@@ -15,7 +15,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from emulator.capture.collectives import C10D
-from emulator.capture.state import bytes_of, digest
+from emulator.capture.fingerprint import Fingerprint
+from emulator.capture.numerics import digest, fingerprint
+from emulator.capture.state import bytes_of, typed
 from emulator.trace.messages import COMMUNICATION
 from emulator.trace.schema import Op
 from emulator.verify.messages import Messenger
@@ -28,13 +30,13 @@ _POISON = 0xFF  # bytes of memory nobody has written: not a number in every floa
 
 @dataclass
 class Executed:
-    """What one execution left: digests of what each op wrote (of what a host_sync read) and of what outlives the step,
-    where the optimizer was given something else than live, and ops that could not run on what they were given."""
+    """What one execution left: digests of what each op wrote (of what a host_sync read), fingerprints of what outlives
+    the step and of what the optimizer was given (by op and tensor), and ops that could not run on what they were given.
+    """
 
     written: dict[int, str] = field(default_factory=dict)
-    after: dict[int, str] = field(default_factory=dict)
-    misread: list[str] = field(default_factory=list)
-    compared: int = 0
+    after: dict[int, Fingerprint] = field(default_factory=dict)
+    given: dict[tuple[int, int], Fingerprint] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
 
@@ -82,7 +84,10 @@ class Executor:
                     running[unit] = self._start(units[unit], memory, done, direct=direct)
                 else:
                     self._end(running.pop(unit), memory, done)
-        done.after = {number: digest(bytes_of(memory.storages[number])) for number in self._section.after}
+        done.after = {
+            number: fingerprint(typed(memory.storages[number], getattr(torch, live.dtype)))
+            for number, live in self._section.after.items()
+        }
         return done
 
     def _start(self, unit: Unit, memory: Memory, done: Executed, *, direct: bool) -> _Running:
@@ -92,8 +97,8 @@ class Executor:
         running = _Running(private)
         for call in calls:
             op = self._ops[call.op]
-            done.misread += self._misread(op, call, memory, private)
-            done.compared += len(call.read)
+            for index in call.read:
+                done.given[op.id, index] = fingerprint(memory.tensor(index, private))
             try:
                 self._carry_out(op, call, memory, running)
                 if not running.works:
@@ -135,11 +140,6 @@ class Executor:
             if running.private:
                 for index in indices:
                     memory.tensor(index, {}).copy_(memory.tensor(index, running.private))
-
-    def _misread(self, op: Op, call: Call, memory: Memory, private: Mapping[int, Any]) -> Iterator[str]:
-        for index, expected in call.read.items():
-            if digest(memory.tensor(index, private)) != expected:
-                yield f"{describe(op)} is given a tensor that the live run did not have"
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from emulator import assets
+from emulator.capture.fingerprint import Fingerprint
 from emulator.errors import InputError
 from emulator.trace.check import load
 from emulator.trace.io import SUFFIXES
@@ -23,7 +24,7 @@ CARRIED_OUT = frozenset({*COMMUNICATION, "compute", "host_sync"})  # kinds of op
 class Call(msgspec.Struct, forbid_unknown_fields=True):
     """One op as it was called. Arguments are JSON; tensors are ``{"tensor": index}``, ``out`` lists those returned.
 
-    ``read`` has digests of tensors that only the live run knows (what the optimizer was given), by tensor index.
+    ``read`` has fingerprints of tensors that only the live run knows (what the optimizer was given), by tensor index.
     """
 
     op: int
@@ -31,17 +32,19 @@ class Call(msgspec.Struct, forbid_unknown_fields=True):
     args: list[Any]
     kwargs: dict[str, Any]
     out: list[int]
-    read: dict[int, str] = {}
+    read: dict[int, Fingerprint] = {}
 
 
 class Section(msgspec.Struct):
     """One rank's side of the ``exec`` section: ``tensors`` are [storage, offset, shape, stride, dtype], ``storages``
-    bytes by number, ``after`` digests of the storages that outlive the step, as the live run left them."""
+    bytes by number, ``after`` fingerprints of the storages that outlive the step, as the live run left them;
+    ``numerics`` of the machine that it ran on."""
 
     tensors: list[tuple[int, int, list[int], list[int], str]]
     storages: dict[int, int]
     calls: list[Call]
-    after: dict[int, str]
+    after: dict[int, Fingerprint]
+    numerics: str
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def section_of(recorded: Recorded, rank: int) -> Section:
     for section in recorded.trace.exec["sections"]:
         if rank in section["ranks"]:
             place = section["ranks"].index(rank)
-            own = {key: _mine(section[key], place) for key in ("tensors", "storages", "calls", "after")}
+            own = {key: _mine(value, place) for key, value in section.items() if key in Section.__struct_fields__}
             try:
                 return msgspec.convert(own, Section, strict=False)
             except msgspec.ValidationError as error:

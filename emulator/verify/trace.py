@@ -9,10 +9,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from emulator.api import run as simulate
+from emulator.capture.fingerprint import CLOSE
 from emulator.capture.processes import run_ranks
 from emulator.replay.simulate import Options
 from emulator.result.schema import Result
@@ -29,9 +31,12 @@ ISSUE_ORDER = "issue order"
 
 class RankOutcome(msgspec.Struct):
     """One order on one rank against the live run: what is left, what the optimizer was given, and against issue order:
-    the ops whose outputs differ, in issue order."""
+    the ops whose outputs differ, in issue order. ``apart``: where the live run was on a machine whose kernels give
+    other bits, the largest distance from it by dtype. Then only issue order is compared with it, within what such
+    machines differ by, and the other orders with issue order on this machine."""
 
     compared: int
+    apart: dict[str, float]
     wrong: int
     misread: list[str]
     failed: list[str]
@@ -116,7 +121,13 @@ def prove_orders(
     outcomes = execute(recorded, orders, time_limit=time_limit)
     for name, by_rank in outcomes.items():
         compared = sum(outcome.compared for outcome in by_rank)
-        add(check("execution", name, list(_sentences(recorded, by_rank)), compared, seconds=watch.lap()))
+        apart = [pair for outcome in by_rank for pair in outcome.apart.items()]
+        how: dict[str, Any] = {}
+        if apart:
+            limits = ", ".join(f"{CLOSE[dtype]:.0e} ({dtype})" for dtype in sorted({d for d, _ in apart}))
+            how = {"tolerance": f"{limits}, other kernels", "largest_error": max(d for _, d in apart)}
+        found = list(_sentences(recorded, by_rank))
+        add(check("execution", name, found, compared, seconds=watch.lap(), **how))
     return checks
 
 
@@ -174,6 +185,7 @@ def _process(rank: int, nproc: int, folder: Path, recorded: Recorded, orders: Ma
     import torch.distributed as dist  # noqa: PLC0415
     from safetensors import safe_open  # noqa: PLC0415
 
+    from emulator.capture.numerics import numerics  # noqa: PLC0415
     from emulator.verify.execute import Executed, Executor  # noqa: PLC0415
     from emulator.verify.meeting import meet  # noqa: PLC0415
     from emulator.verify.messages import Messenger  # noqa: PLC0415
@@ -186,17 +198,34 @@ def _process(rank: int, nproc: int, folder: Path, recorded: Recorded, orders: Ma
         contents = {int(key.partition(".")[2]): file.get_tensor(key) for key in mine}
     executor = Executor(recorded.ops(rank), section, contents, Messenger(recorded.trace, rank))
     outcomes: dict[str, RankOutcome] = {}
+    alike = section.numerics == numerics()
+    after, given = section.after, {(c.op, i): live for c in section.calls for i, live in c.read.items()}
     first: Executed | None = None
     for name, order in orders.items():
         done = executor.run(order.units[rank], order.events[rank])
-        first = first or done
+        same = alike or first is not None
+        pairs = [(known, done.after[n]) for n, known in after.items()]
+        pairs += [(known, done.given[at]) for at, known in given.items() if at in done.given]
+        apart: dict[str, float] = {}
+        for known, made in pairs if not same else ():
+            if known.dtype in CLOSE:
+                apart[known.dtype] = max(apart.get(known.dtype, 0.0), known.distance(made))
         outcomes[name] = RankOutcome(
-            compared=len(section.after) + done.compared,
-            wrong=sum(done.after[number] != expected for number, expected in section.after.items()),
-            misread=done.misread,
+            compared=len(after) + len(given),
+            apart=apart,
+            wrong=sum(not known.recognises(done.after[n], same_numerics=same) for n, known in after.items()),
+            misread=[
+                f"{describe(recorded.ops(rank)[op])} is given a tensor that the live run did not have"
+                for (op, index), known in given.items()
+                if (op, index) in done.given and not known.recognises(done.given[op, index], same_numerics=same)
+            ],
             failed=done.failed,
-            differing=[op for op in recorded.ops(rank) if done.written.get(op) != first.written.get(op)],
+            differing=[op for op in recorded.ops(rank) if done.written.get(op) != (first or done).written.get(op)],
         )
+        if first is None:
+            first = done
+            if not alike:  # from here on, what this machine made of it
+                after, given = done.after, done.given
     (folder / f"outcomes.{rank}").write_bytes(msgspec.msgpack.encode(outcomes))
     dist.barrier()  # nobody leaves while others still talk to it
     dist.destroy_process_group()

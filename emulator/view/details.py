@@ -6,6 +6,7 @@ import numpy as np
 
 from emulator.report import figures
 from emulator.report.kinds import kind_of_group
+from emulator.report.slowing import lost
 from emulator.result.schema import COMMUNICATION, HELD_BY_HOST, HELD_BY_START, OpTable, Result, Timeline
 from emulator.view.jumps import Op, partners
 from emulator.view.plain import class_title, clipped
@@ -41,9 +42,18 @@ def describe(result: Result, op: Op, *, critical: bool = False) -> list[str]:
                 table.op_class[row] or table.kind[row],
                 figures.flops(float(table.flops[row])) if table.flops[row] else "",
                 f"time {table.time_source[row]}" if table.time_source[row] not in ("", "none") else "",
+                _slowed(result, rank_class, start, end) if table.kind[row] == "compute" else "",
             )
         )
     return [*lines, *_holders(table, line, at, row)]
+
+
+def _slowed(result: Result, rank_class: int, start: float, end: float) -> str:
+    for rate in result.compute_rates:
+        if rate.rank_class == rank_class:
+            extra = float(np.diff(lost(rate, np.array([start, end])))[0])
+            return f"{figures.seconds(extra)} of it slowed by communication" if extra > 0 else ""
+    return ""
 
 
 def _tags(table: OpTable, row: int) -> list[str]:

@@ -95,7 +95,7 @@ def _block(grid: Grid, done: tuple[int, ...]) -> Ints:
 
 
 def all_gather(case: Case) -> Iterator[Step]:
-    """Stage by stage, distance by distance; the parts do not wait for each other."""
+    """Stage by stage, distance by distance, all in one channel: the parts go in step."""
     grid = _grid(case)
     for stages in _stages(len(grid.shape)):
         per_part = [_along(grid, stage) for stage in stages]

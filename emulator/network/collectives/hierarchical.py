@@ -59,7 +59,7 @@ def _phases(case: Case, rounds: int) -> tuple[tuple[Phase, ...], tuple[Phase, ..
     table = _table(case)
     domains, places = table.shape
     inside = ring_phase(table, (places - 1) / places)
-    across = ring_phase(table.T, rounds * (domains - 1) / case.n, times=rounds)
+    across = ring_phase(table.T, rounds * (domains - 1) / case.n, rounds=rounds)
     return inside, across
 
 

@@ -21,9 +21,10 @@ class Phase:
 
     ``src``, ``dst`` i64[f] members; ``fraction`` f64[f] bytes of each flow as a part of S.
 
-    **Latency** is ``times`` x the largest sum of ``window`` consecutive flows' latencies, where flows come in closed
-    rings of ``block`` flows each (``window = block = 1``: the slowest flow). With ``chains`` it is their sum instead:
-    each i64[p, d] lists p chains of flow numbers (-1: none), of which the slowest counts.
+    **Latency** is that of the slowest flow. With ``ring`` above 1 flows come in closed rings of so many, and are
+    ``messages`` each that wait for the one before them and for the one behind (:mod:`emulator.network.waits`): on an
+    idle network of equal edges the largest sum of ``messages`` consecutive latencies. With ``chains`` it is their sum
+    instead: each i64[p, d] lists p chains of flow numbers (-1: none), of which the slowest counts.
 
     **In the network.** Flows with the same number in ``tree`` (i64[f], -1: none) carry the same data, or data that
     switches add up: a link that several of them use carries it once. ``part`` (i64[f]) is WHOLE, FIRST (only the link
@@ -33,9 +34,8 @@ class Phase:
     src: Ints
     dst: Ints
     fraction: Floats
-    window: int = 1
-    block: int = 1
-    times: int = 1
+    ring: int = 1
+    messages: int = 1
     chains: tuple[Ints, ...] = ()
     tree: Ints | None = None
     part: Ints | None = None

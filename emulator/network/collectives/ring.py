@@ -1,8 +1,9 @@
 """Ring algorithms: everyone passes chunks to the next member.
 
 All-gather and reduce-scatter take ``(n-1)a + (n-1)/n S/B``, all-reduce (reduce-scatter, then all-gather) twice that
-(Thakur, Rabenseifner, Gropp 2005). Sends are pipelined, so the latency of one round is the largest sum of n-1
-consecutive edges.
+(Thakur, Rabenseifner, Gropp 2005). Sends are pipelined, so the latency of a round over equally fast edges is the
+largest sum of n-1 consecutive ones (of an all-reduce 2(n-1)); a slow edge hides some of it
+(:mod:`emulator.network.waits`).
 
 A group spread over servers runs several rings side by side, as NCCL's channels: each enters a server at a different
 member and leaves it at that one's neighbour, so that every network card carries its part of the data. Servers are
@@ -26,7 +27,7 @@ PIECES_PER_HOP = 32
 
 
 def pass_around(rings: Ints, owned: Ints, *, reduce: bool) -> Iterator[Step]:
-    """All-gather (or reduce-scatter) on several rings at once, m-1 steps.
+    """All-gather (or reduce-scatter) on several rings at once, each a channel, m-1 steps.
 
     ``rings`` i64[r, m]: members in ring order. ``owned`` i64[r, m, w]: the w chunks that each place has at the start
     (all-gather) or at the end (reduce-scatter).
@@ -34,17 +35,18 @@ def pass_around(rings: Ints, owned: Ints, *, reduce: bool) -> Iterator[Step]:
     places, width = rings.shape[1], owned.shape[2]
     src = np.repeat(rings.ravel(), width)
     dst = np.repeat(np.roll(rings, -1, axis=1).ravel(), width)
+    channel = np.repeat(np.arange(len(rings)), places * width)
     for step in range(places - 1):
-        yield Step(src, dst, np.roll(owned, step + reduce, axis=1).ravel(), reduce)
+        yield Step(src, dst, np.roll(owned, step + reduce, axis=1).ravel(), reduce, channel)
 
 
-def ring_phase(rings: Ints, fraction: float | Floats, times: int = 1) -> tuple[Phase, ...]:
-    """The rounds of several rings side by side as one phase: ``fraction`` of S crosses every edge (or f64[r, m])."""
+def ring_phase(rings: Ints, fraction: float | Floats, rounds: int = 1) -> tuple[Phase, ...]:
+    """Several rings side by side as one phase: in all rounds ``fraction`` of S crosses every edge (or f64[r, m])."""
     places = rings.shape[1]
     if places == 1:
         return ()
     flows = np.broadcast_to(fraction, rings.shape).ravel()
-    return (Phase(rings.ravel(), np.roll(rings, -1, axis=1).ravel(), flows, places - 1, places, times),)
+    return (Phase(rings.ravel(), np.roll(rings, -1, axis=1).ravel(), flows, places, rounds * (places - 1)),)
 
 
 def channels(case: Case) -> Ints:
@@ -112,7 +114,7 @@ def reduce_scatter_phases(case: Case) -> tuple[Phase, ...]:
 def all_reduce_phases(case: Case) -> tuple[Phase, ...]:
     """Twice around."""
     rings = channels(case)
-    return ring_phase(rings, 2 * (case.n - 1) / case.n / len(rings), times=2)
+    return ring_phase(rings, 2 * (case.n - 1) / case.n / len(rings), rounds=2)
 
 
 def pieces(case: Case) -> Floats:
@@ -140,7 +142,8 @@ def reduce(case: Case) -> Iterator[Step]:
 
 def _chain_phase(chain: Ints) -> tuple[Phase, ...]:
     hops = len(chain) - 1
-    return (Phase(chain[:-1], chain[1:], np.ones(hops), hops, hops),) if hops else ()
+    every = np.arange(hops)[np.newaxis]
+    return (Phase(chain[:-1], chain[1:], np.ones(hops), chains=(every,)),) if hops else ()
 
 
 def broadcast_phases(case: Case) -> tuple[Phase, ...]:

@@ -9,7 +9,10 @@ Where each member has a part of its own, ids count members first (``w`` chunks p
 ``m * w + w - 1``; of an all-to-all, pair ``i * n + j`` is what member ``i`` has for member ``j``). Each member owns a
 slot per chunk. An entry of a step sends the sender's slot, *as it was before the step*, to the same slot of the
 receiver, which either stores it (copy) or adds it to what it has (reduce). Entries are in the order in which a receiver
-adds. Entries of one step with the same sender and receiver are one message.
+adds. Entries of one step with the same sender, receiver and channel are one message.
+
+**Channels.** What a member sends in one channel leaves in the order of the steps, one step after the other; channels do
+not wait for each other, as those of NCCL.
 
 **Sizes.** ``S`` is the input of an all-reduce, the output of an all-gather, the input of a reduce-scatter, the input
 of one member of an all-to-all (the largest one, if they differ), and the whole buffer of all others.
@@ -137,12 +140,16 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Transfers that need nothing from each other. ``src``, ``dst``, ``chunk`` i64[e]: members and what they pass."""
+    """Transfers that need nothing from each other. ``src``, ``dst``, ``chunk`` i64[e]: members and what they pass.
+
+    ``channel`` i64[e]: the channel each goes through (None: there is one).
+    """
 
     src: Ints
     dst: Ints
     chunk: Ints
     reduce: bool = False
+    channel: Ints | None = None
 
 
 def member_chunks(case: Case) -> Floats:
@@ -182,13 +189,13 @@ def chunk_elements(fractions: Floats, elements: int) -> Ints:
     return sizes
 
 
-def in_pieces(edges: list[tuple[int, int, int, int, bool]], pieces: int) -> Iterator[Step]:
+def in_pieces(edges: list[tuple[int, int, int, int, bool, int]], pieces: int) -> Iterator[Step]:
     """Edges that pieces of data cross one behind the other, as steps.
 
-    ``edges``: (step of the first piece, source, destination, first chunk, whether the receiver adds). Piece p is chunk
-    ``first + p`` and crosses p steps later. Additions of a step come before its copies.
+    ``edges``: (step of the first piece, source, destination, first chunk, whether the receiver adds, channel). Piece p
+    is chunk ``first + p`` and crosses p steps later. Additions of a step come before its copies.
     """
-    table = np.array(edges, dtype=np.int64).reshape(-1, 5)
+    table = np.array(edges, dtype=np.int64).reshape(-1, 6)
     table = table[np.argsort(table[:, 0], kind="stable")]
     last = int(table[-1, 0]) + pieces if len(table) else 0
     for step in range(last):
@@ -196,4 +203,4 @@ def in_pieces(edges: list[tuple[int, int, int, int, bool]], pieces: int) -> Iter
         for reduce in (True, False):
             some = active[active[:, 4] == reduce]
             if len(some):
-                yield Step(some[:, 1], some[:, 2], some[:, 3] + step - some[:, 0], reduce)
+                yield Step(some[:, 1], some[:, 2], some[:, 3] + step - some[:, 0], reduce, some[:, 5])

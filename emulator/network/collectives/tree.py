@@ -139,8 +139,8 @@ def all_reduce(case: Case) -> Iterator[Step]:
         last = int(tree.depth.max())
         for child in tree.children.tolist():
             parent, depth = int(tree.parent[child]), int(tree.depth[child])
-            edges.append((last - depth, child, parent, number * PIECES, True))
-            edges.append((last + depth - 1, parent, child, number * PIECES, False))
+            edges.append((last - depth, child, parent, number * PIECES, True, 2 * number))
+            edges.append((last + depth - 1, parent, child, number * PIECES, False, 2 * number + 1))
     yield from in_pieces(edges, PIECES)
 
 

@@ -42,7 +42,7 @@ def _steps(case: Case, *, across_first: bool) -> Iterator[Step]:
         src, dst = divmod(pair, case.n)
         between = int(table[server[dst], place[src]] if across_first else table[server[src], place[dst]])
         hops = [(a, b) for a, b in ((src, between), (between, dst)) if a != b]
-        edges += [(hop, a, b, pair * PIECES, False) for hop, (a, b) in enumerate(hops)]
+        edges += [(hop, a, b, pair * PIECES, False, 0) for hop, (a, b) in enumerate(hops)]
     yield from in_pieces(edges, PIECES)
 
 

@@ -1,0 +1,23 @@
+"""What resident communication costs compute: the extra time of kernels on a chip that it shares."""
+
+from __future__ import annotations
+
+from math import fsum
+
+import numpy as np
+
+from emulator.report.pieces import Pieces
+from emulator.result.schema import ComputeRate, Floats
+
+
+def lost(rate: ComputeRate, time: Floats) -> Floats:
+    """Seconds of work that a chip computing all the time would have lost by each of the moments."""
+    until = np.concatenate([[0.0], np.cumsum(np.diff(rate.time) * (1 - rate.rate[:-1]))])
+    at = np.searchsorted(rate.time, time, side="right") - 1
+    return np.asarray(until[at] + (1 - rate.rate[at]) * (time - rate.time[at]))
+
+
+def slowed_seconds(pieces: Pieces, rate: ComputeRate) -> float:
+    """The part of the compute line that is extra time: its length, less the work done in it."""
+    cost = np.diff(lost(rate, pieces.edges)) * pieces.repeats
+    return fsum(cost[pieces.on("compute")].tolist())
