@@ -124,6 +124,7 @@ def test_a_stacked_bar_is_as_long_as_asked(width: int) -> None:
     (figures.percent(1, 0), "-"),
     (figures.several(1, "class"), "1 class"),
     (figures.several(2, "class"), "2 classes"),
+    (figures.several(16384, "rank"), "16,384 ranks"),
 ])  # fmt: skip
 def test_figures(written: str, text: str) -> None:
     assert written == text

@@ -118,12 +118,20 @@ def _exposed_fsdp(result: Result) -> Iterator[str]:
     """FSDP traffic is exposed: the batch per rank is small for the link."""
     share = exposed_part(result, "FSDP", waits=False)
     if share >= EXPOSED:
-        tokens = result.trace.tokens_per_step / result.world_size if result.trace.tokens_per_step else 0
+        tokens = _tokens_per_rank(result)
         size = f" at {figures.count(tokens)} tokens per rank and step" if tokens else ""
         yield (
             f"{figures.percent(share)} of the step is exposed FSDP transfer{size}: more tokens per rank, or fewer FSDP "
             f"ranks per parameter, hide it{_gain(result, 'free', 'FSDP')}"
         )
+
+
+def _tokens_per_rank(result: Result) -> float:
+    """Tokens that a rank works on: TP ranks and pipeline stages work on the same ones, all others have their own."""
+    same = 1
+    for axis, extent in zip(result.trace.mesh_axes, result.trace.mesh_shape, strict=False):
+        same *= extent if kind_of_group(axis) in ("TP", "PP") else 1
+    return result.trace.tokens_per_step * same / result.world_size
 
 
 def _zero3(result: Result) -> Iterator[str]:

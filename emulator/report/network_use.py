@@ -52,8 +52,8 @@ def collectives(result: Result, width: int) -> RenderableType:
     columns = [
         Column("kind", [row.first.collective for row in shown], left=True),
         Column("group", [row.first.group for row in shown], left=True),
-        Column("of", [str(row.first.group_size) for row in shown], 5),
-        Column("by ranks", [str(row.ranks) for row in shown], 6),
+        Column("of", [f"{row.first.group_size:,}" for row in shown], 5),
+        Column("by ranks", [f"{row.ranks:,}" for row in shown], 6),
         Column("count", [f"{row.count:.4g}" for row in shown]),
         Column("bytes", [figures.size(row.first.bytes) for row in shown], 1),
         Column("dtype", [row.first.dtype for row in shown], 9, left=True),
@@ -120,7 +120,7 @@ def links(result: Result, width: int) -> RenderableType:
     columns = [
         Column("link", [use.link for use in shown], left=True),
         Column("level", [use.level for use in shown], 2, left=True),
-        Column("alike", [str(use.count) for use in shown], 4),
+        Column("alike", [f"{use.count:,}" for use in shown], 4),
         Column("capacity", [figures.rate(use.capacity_bytes_per_second) for use in shown], 3),
         Column("carried", [figures.size(use.bytes) for use in shown], 1),
         Column("used", [figures.percent(use.utilisation) for use in shown]),
