@@ -160,7 +160,7 @@ class Network:
         for route in touched:
             route.rate_alone = self._rate_alone(route)
             if self.sharers is not None:
-                route.rate_now = rate_of_one(self.sharers, self._capacity_list, route)
+                route.rate_now = rate_of_one(self.sharers, self.capacity, route)
                 route.charge = self._losses([route], [route.rate_alone])[0]
         if touched:  # all of them meet on this link: one leads to the component
             self._changed.append(touched[0])
@@ -208,7 +208,7 @@ class Network:
     def _losses(self, routes: list[Route], rates: list[float]) -> list[Charge | None]:
         if self.sharers is None:
             return [None] * len(routes)
-        return charges(self.sharers, self._capacity_list, routes, rates)
+        return charges(self.sharers, self.capacity, routes, rates)
 
     # -- settling
 
@@ -284,11 +284,12 @@ class Network:
             link = np.concatenate([route.link_array for route in routes])
             weight = np.concatenate([route.weight_array for route in routes])
             rates = maxmin.solve_rounds(self.capacity, ptr, link, weight).tolist()
+        losses = self._losses(routes, rates)
         solved = []
         at = 0
         for component, key in unknown:
             end = at + len(component)
-            part = rates[at:end], self._losses(routes[at:end], rates[at:end])
+            part = rates[at:end], losses[at:end]
             at = end
             solved.append((component, part))
             if key:

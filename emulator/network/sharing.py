@@ -11,10 +11,13 @@ The others are told apart as *kin*, who have a member in common with the flow, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from emulator.network.maxmin import SMALL_ENTRIES, SMALL_FLOWS, Floats
 from emulator.network.routes import Route
 
 _TIE = 1e-9  # rates and loads this close, relatively, are equal but for rounding
@@ -48,63 +51,70 @@ class Sharers(Protocol):
         """The real links that a flow on ``route`` uses behind ``link``, at least one."""
 
 
-def charges(
-    sharers: Sharers, capacity: Sequence[float], routes: Sequence[Route], rates: Sequence[float]
-) -> list[Charge | None]:
-    """What each of the flows of a component loses (None: nothing), given their max-min fair rates."""
-    slowed = [i for i, route in enumerate(routes) if rates[i] < route.rate_full * (1 - _NOTHING)]
+def charges(sharers: Sharers, capacity: Floats, routes: Sequence[Route], rates: Sequence[float]) -> list[Charge | None]:
+    """What each of some flows loses (None: nothing), given their max-min fair rates.
+
+    The flows are all there are on their links. ``capacity``: bytes/s of every link.
+    """
     found: list[Charge | None] = [None] * len(routes)
-    if not slowed:
+    slowed = [rate < route.rate_full * (1 - _NOTHING) for route, rate in zip(routes, rates, strict=True)]
+    if not any(slowed):
         return found
-    loads = _Loads(routes, rates)
-    for i in slowed:
-        route, rate = routes[i], rates[i]
-        share = _share_of_kin(sharers, capacity, loads, route, rate)
-        slower = 1 - route.rate_now / route.rate_full
-        lost = 1 - rate / route.rate_full - slower
-        found[i] = Charge(lost * share, lost * (1 - share), slower)
-    return found
-
-
-class _Loads:
-    """Bytes/s on each link and the fastest flow there, and the rate of all flows of each route together."""
-
-    __slots__ = ("fastest", "of_route", "used")
-
-    def __init__(self, routes: Sequence[Route], rates: Sequence[float]) -> None:
-        used: dict[int, float] = {}
-        fastest: dict[int, float] = {}
-        of_route: dict[int, float] = {}
-        for route, rate in zip(routes, rates, strict=True):
-            of_route[route.index] = of_route.get(route.index, 0.0) + rate
-            for link, weight in zip(route.links, route.weights, strict=True):
-                if link not in used:
-                    used[link], fastest[link] = weight * rate, rate
-                else:
-                    used[link] += weight * rate
-                    if rate > fastest[link]:  # noqa: PLR1730  (max is a call, and this is the hot loop)
-                        fastest[link] = rate
-        self.used, self.fastest, self.of_route = used, fastest, of_route
-
-
-def _share_of_kin(sharers: Sharers, capacity: Sequence[float], loads: _Loads, route: Route, rate: float) -> float:
-    """Of what others put on the bottlenecks of a flow, the part that is kin's; the mean over the bottlenecks."""
-    share = places = 0.0
-    of_route = loads.of_route
-    for link in route.links:
-        load = loads.used[link]
-        if loads.fastest[link] > rate * (1 + _TIE) or load < capacity[link] * (1 - _TIE):
-            continue
-        for place in sharers.places(route, link):
-            own = place.own * rate
+    few = len(routes) <= SMALL_FLOWS and sum([len(route.links) for route in routes]) <= SMALL_ENTRIES
+    find = _few_bottlenecks if few else _many_bottlenecks
+    share, places = [0.0] * len(routes), [0] * len(routes)
+    of_route: dict[int, float] = {}
+    for route, rate in zip(routes, rates, strict=True):
+        of_route[route.index] = of_route.get(route.index, 0.0) + rate
+    for i, link, load in find(capacity, routes, rates, slowed):
+        for place in sharers.places(routes[i], link):
+            own = place.own * rates[i]
             others = load - own
             if others > _TIE * load:
                 kin = sum([weight * of_route[number] for number, weight in place.kin if number in of_route]) - own
-                share += kin / others
-                places += 1
-    return min(max(share / places, 0.0), 1.0) if places else 0.0
+                share[i] += kin / others
+                places[i] += 1
+    for i, route in enumerate(routes):
+        if slowed[i]:
+            mine = min(max(share[i] / places[i], 0.0), 1.0) if places[i] else 0.0
+            slower = 1 - route.rate_now / route.rate_full
+            lost = 1 - rates[i] / route.rate_full - slower
+            found[i] = Charge(lost * mine, lost * (1 - mine), slower)
+    return found
 
 
-def rate_of_one(sharers: Sharers, capacity: Sequence[float], route: Route) -> float:
+def _few_bottlenecks(
+    capacity: Floats, routes: Sequence[Route], rates: Sequence[float], slowed: Sequence[bool]
+) -> Iterator[tuple[int, int, float]]:
+    """The bottlenecks of the slowed flows: number of the flow, link, bytes/s on the link."""
+    used: dict[int, float] = {}
+    fastest: dict[int, float] = {}
+    for route, rate in zip(routes, rates, strict=True):
+        for link, weight in zip(route.links, route.weights, strict=True):
+            used[link] = used.get(link, 0.0) + weight * rate
+            fastest[link] = max(fastest.get(link, 0.0), rate)
+    for i, route in enumerate(routes):
+        if slowed[i]:
+            for link in route.links:
+                if fastest[link] <= rates[i] * (1 + _TIE) and used[link] >= capacity[link] * (1 - _TIE):
+                    yield i, link, used[link]
+
+
+def _many_bottlenecks(
+    capacity: Floats, routes: Sequence[Route], rates: Sequence[float], slowed: Sequence[bool]
+) -> Iterable[tuple[int, int, float]]:
+    """The same in numpy."""
+    flow = np.repeat(np.arange(len(routes)), [len(route.links) for route in routes])
+    links, which = np.unique(np.concatenate([route.link_array for route in routes]), return_inverse=True)
+    rate = np.array(rates)[flow]
+    used = np.bincount(which, np.concatenate([route.weight_array for route in routes]) * rate)
+    fastest = np.zeros(len(links))
+    np.maximum.at(fastest, which, rate)
+    full = used >= capacity[links] * (1 - _TIE)
+    at = np.flatnonzero(np.array(slowed)[flow] & full[which] & (fastest[which] <= rate * (1 + _TIE)))
+    return zip(flow[at].tolist(), links[which[at]].tolist(), used[which[at]].tolist(), strict=True)
+
+
+def rate_of_one(sharers: Sharers, capacity: Floats, route: Route) -> float:
     """Rate of one flow on a route if it were alone on the network as it is now, bytes/s."""
-    return min([capacity[link] / max([p.own for p in sharers.places(route, link)]) for link in route.links])
+    return min([float(capacity[link]) / max([p.own for p in sharers.places(route, link)]) for link in route.links])
