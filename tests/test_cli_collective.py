@@ -52,6 +52,22 @@ def test_the_table_marks_the_choice(emu):
     assert "1,000,000" in out
 
 
+@pytest.mark.parametrize(
+    "size", [("all_gather", "--size", "0"), ("barrier", "--size", "1 GB"), ("barrier", "--sweep", "1:8")]
+)
+def test_without_bytes_there_is_a_time_and_no_bandwidth(emu, size):
+    code, out, _ = emu("collective", *size, "--topo", "torus", "--ranks", "8", "--json", "-")
+    assert code == 0
+    rows = json.loads(out)["results"]
+    assert {(row["bytes"], row["algbw_bytes_per_second"], row["busbw_bytes_per_second"]) for row in rows} == {
+        (0, None, None)
+    }
+    assert all(row["seconds"] > 0 for row in rows)
+    assert "B/s" not in emu("collective", *size, "--topo", "torus", "--ranks", "8")[1]
+    code, _, err = emu("collective", *size, "--topo", "torus", "--ranks", "8", "--plot", "x.png")
+    assert code == 2 and "no bandwidth to draw" in err
+
+
 def test_steps_and_phases_agree(emu):
     times = []
     for mode in ("steps", "phases"):

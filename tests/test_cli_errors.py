@@ -306,6 +306,16 @@ def test_bad_command_lines(emu, tmp_path, trace, case):
     assert [p.name for p in tmp_path.iterdir()] == [trace]
 
 
+@pytest.mark.parametrize(("words", "command"), [
+    (["run", "--trace"], "emu run"), (["topo", "show", "--set"], "emu topo show"), (["--colour"], "emu"),
+    (["run", "--trace", "x", "--colour"], "emu run"), (["topo", "paint"], "emu topo"),
+])  # fmt: skip
+def test_the_help_that_is_named_is_the_command_s(emu, words, command):
+    code, _, err = emu(*words)
+    assert code == 2
+    assert err.splitlines()[1].strip() == f"`{command} --help` shows what it takes"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
 def test_no_permission(emu, tmp_path, trace):
     (tmp_path / trace).chmod(0)

@@ -255,7 +255,7 @@ def test_hints_say_their_figures() -> None:
     )]  # fmt: skip
     found = {hint.rule: hint.text for hint in hints(made)}
     assert found == {
-        "exposed_fsdp": "8.0 % of the step is exposed FSDP transfer at 1024 tokens per rank and step: more tokens per "
+        "exposed_fsdp": "8.0 % of the step is exposed FSDP transfer at 8192 tokens per rank and step: more tokens per "
         "rank, or fewer FSDP ranks per parameter, hide it",
         "congestion": "FSDP all_gather of 218 MB takes 2 ms, 1 ms alone: links are shared (50.0 % of the time)",
     }

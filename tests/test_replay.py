@@ -6,6 +6,7 @@ import pytest
 
 from emulator.errors import AnswerIsNo, InputError
 from emulator.trace.schema import BlockUse, Group, Op, PerRank
+from tests.built import build
 from tests.jobs import collective, compute, job, parts, recv, replay, send, spans, star, wait
 
 MS = 1e-3
@@ -168,6 +169,15 @@ def test_groups_entered_in_opposite_order_are_named(tmp_path):
     assert caught.value.exit_code == 1
 
 
+def test_ranks_that_never_use_a_group_have_none(tmp_path):
+    """Stage 0 has no experts: the communicators of its ranks are no groups of the replay."""
+    dense, experts = [compute(0, 1 * MS)], [collective(0, "all_to_all", "ep", 4 * MB)]
+    found = replay(job({"pp": 2, "ep": 2}, dense, experts, ranks=[(2, 0), (2, 1)]), star(tmp_path, 4), folding=False)
+    assert spans(found, 0)[0][2] == pytest.approx(1 * MS)
+    assert spans(found, 3)[0] == near(0, 0, 2 * MS)
+    assert found.folding.groups == 1
+
+
 def test_a_job_larger_than_the_topology_is_refused(tmp_path):
     with pytest.raises(InputError, match="4 ranks"):
         replay(job({"dp": 4}, [compute(0, 1.0)]), star(tmp_path, 2))
@@ -220,7 +230,21 @@ def test_the_load_of_a_link_over_time(tmp_path):
     assert load.link == found.links[0].link
     assert load.time == near(1 * MS, 3 * MS, 11 * MS)
     assert load.rate == near(1e9, 1e9, 0)
+    assert load.transfers.tolist() == [1, 2, 0]
     assert found.links[0].bytes == pytest.approx(10 * MB)
+
+
+@pytest.mark.parametrize("folding", [True, False])
+def test_who_is_on_a_link_and_how_many_at_once(folding):
+    """Two rings and a message, 4 ranks in a row of cables: the ring of all four is one transfer, not two phases."""
+    ring = collective(0, "all_reduce", "all", 8 * MB)
+    program = [ring, collective(1, "all_gather", "half", 4 * MB, stream="side")]
+    groups = {"all": Group(axes=["a", "b"]), "half": Group(axes=["b"])}
+    mesh = build({"mesh": {"kind": "full_mesh"}}, 4)
+    found = replay(job({"a": 2, "b": 2}, program, groups=groups), mesh, folding=folding, algorithms="ring")
+    load = next(load for load in found.link_loads if load.transfers.max() == 2)
+    assert load.transfers.tolist() == [2, 1, 0]
+    assert load.group_bytes == {"all": pytest.approx(12 * MB), "half": pytest.approx(2 * MB)}
 
 
 def test_a_batch_with_two_messages_to_one_peer_waits_for_the_receiver(tmp_path):

@@ -6,13 +6,15 @@ import io
 import re
 
 import msgspec
+import numpy as np
 import pytest
 from made_results import fsdp_result, pipeline_result
 from rich.console import Console
 
 from emulator.report import classes, figures, summary
+from emulator.report.network_use import links
 from emulator.report.tables import Column, fitting
-from emulator.result.schema import CollectiveUse, Result
+from emulator.result.schema import CollectiveUse, LinkLoad, Result
 
 
 def printed(result: Result, width: int, **options: object) -> str:
@@ -122,6 +124,37 @@ def test_a_stacked_bar_is_as_long_as_asked(width: int) -> None:
     (figures.percent(1, 0), "-"),
     (figures.several(1, "class"), "1 class"),
     (figures.several(2, "class"), "2 classes"),
+    (figures.several(16384, "rank"), "16,384 ranks"),
 ])  # fmt: skip
 def test_figures(written: str, text: str) -> None:
     assert written == text
+
+
+def test_hot_links_say_who_shares_them_and_when() -> None:
+    """0-10 ms one transfer, 10-14 ms two, 14-20 ms one, 30-32 ms two, of a step of 70 ms: 22 ms in use, 6 shared."""
+    made = fsdp_result()
+    made.link_loads = [
+        LinkLoad(
+            "gpu0>leaf0",
+            np.array([0.0, 10e-3, 14e-3, 20e-3, 30e-3, 32e-3]),
+            np.zeros(6),
+            np.array([1, 2, 1, 0, 2, 0]),
+            {"fsdp": 3e9, "world": 1e9},
+        )
+    ]
+    step = made.step_seconds
+    (headers, first, second) = rows_of(links(made, 200))
+    shown = dict(zip(headers, first, strict=True))
+    assert shown["in use\n% of time"] == f"{100 * 22e-3 / step:.1f} %"
+    assert shown["shared\n% of time"] == f"{100 * 6e-3 / step:.1f} %"
+    assert shown["shared longest"] == "10 ms to 14 ms"
+    assert shown["by"] == "fsdp 75.0 %, world 25.0 %"
+    unknown = dict(zip(headers, second, strict=True))
+    assert unknown["shared\n% of time"] == "-" and unknown["by"] == "fsdp"
+
+
+def rows_of(renderable: object) -> list[list[str]]:
+    """Headers and cells of a table of the report."""
+    table = renderable.renderables[1]  # type: ignore[attr-defined]
+    cells = [[cell.plain for cell in column.cells] for column in table.columns]
+    return [[str(column.header) for column in table.columns], *map(list, zip(*cells, strict=True))]

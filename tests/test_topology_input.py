@@ -171,6 +171,15 @@ def test_names_and_settings(spec: str, overrides: dict[str, str], reason: str, r
     assert remedy in caught.value.remedy
 
 
+def test_a_key_that_is_spelt_wrong_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(InputError) as caught:
+        load("fattree", ranks=8, overrides={"leaf.bandwith": "1 GB/s"})
+    assert caught.value.remedy == "did you mean leaf.bandwidth?"
+    with pytest.raises(InputError) as caught:
+        load("fattree", ranks=8, overrides={"colour": "red"})
+    assert caught.value.remedy.startswith("known keys: routing, ")
+
+
 def test_a_graph_as_networkx_writes_it_is_read(tmp_path: Path) -> None:
     nx = pytest.importorskip("networkx")
     pair = nx.MultiGraph()

@@ -89,9 +89,7 @@ def main() -> None:
         if message.startswith("Usage:"):  # no command given: the help
             print(message)
             sys.exit(0)
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "emu"
-        _say(message, f"`{path} --help` shows what it takes")
+        _say(message, f"`{_command_of(sys.argv[1:])} --help` shows what it takes")
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted; nothing was written", "")
@@ -104,6 +102,17 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 2
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _command_of(words: list[str]) -> str:
+    """The command that a command line names (an option without its value comes without typer's own word for it)."""
+    command, path = typer.main.get_command(app), ["emu"]
+    for word in words:
+        if not isinstance(command, TyperGroup) or word not in command.commands:
+            break
+        command = command.commands[word]
+        path.append(word)
+    return " ".join(path)
 
 
 def _say(reason: str, remedy: str) -> None:

@@ -61,4 +61,4 @@ def merge(
     from emulator.capture.output import merge_folder  # noqa: PLC0415  (torch)
 
     trace = merge_folder(folder, output)
-    print(f"{output}: {trace.world_size} ranks, {len(trace.programs)} programs")
+    print(f"{output}: {trace.world_size:,} ranks, {len(trace.programs)} programs")

@@ -22,12 +22,14 @@ from emulator.network import maxmin
 from emulator.network.clock import LAST, Clock
 from emulator.network.maxmin import Floats
 from emulator.network.routes import Active, Flow, Route, mark_private
+from emulator.network.sharing import Charge, Sharers, charges, rate_of_one
 
 __all__ = ["Counters", "Network", "Route", "mark_private"]
 
 _SAME_TIME = 1e-12  # finishes this close, relatively, are one instant: they would be equal without rounding
 _MEMO_FLOWS = 64  # larger components hardly ever recur
 _MEMO_ENTRIES = 4096
+Solved = tuple[list[float], list[Charge | None]]  # rates of the flows of a component, and what they lose
 
 
 @dataclass
@@ -45,7 +47,9 @@ class Counters:
 class Network:
     """Links with capacities, and the flows on them.
 
-    ``capacity`` f64[L] bytes/s per directed link. Raises ValueError if one is not positive and finite.
+    ``capacity`` f64[L] bytes/s per directed link. Raises ValueError if one is not positive and finite. If it is to keep
+    accounts, ``lost[account]`` are the seconds that flows of an account have lost to kin, to strangers and to slower
+    links (:mod:`.sharing`), once they have ended; what lost nothing has no entry.
     """
 
     def __init__(self, clock: Clock, capacity: Sequence[float] | Floats) -> None:
@@ -58,7 +62,9 @@ class Network:
         self.counters = Counters()
         self.routes: list[Route] = []
         self.active = 0
-        self._interned: dict[tuple[tuple[int, ...], tuple[float, ...]], Route] = {}
+        self.sharers: Sharers | None = None
+        self.lost: dict[int, list[float]] = {}
+        self._interned: dict[tuple[tuple[int, ...], tuple[float, ...], int, float | None], Route] = {}
         self._first_on: dict[int, Route] = {}  # the first route that was made with this link
         self._flows_on: dict[int, Active] = {}  # of links where flows can meet
         self._link_seen: dict[int, int] = {}
@@ -69,17 +75,20 @@ class Network:
         self._settling = False
         self._timer: Event | None = None
         self._timer_time = inf
-        self._memo: dict[tuple[int, ...], list[float]] = {}
+        self._memo: dict[tuple[int, ...], Solved] = {}
         self._changes: dict[int, list[tuple[float, float]]] = {}  # per link: (time, capacity until then)
 
     # -- routes and flows
 
-    def route(self, links: Iterable[int], weights: Iterable[float]) -> Route:
-        """The route with these links (each at most once) and weights; equal ones are the same object.
+    def route(
+        self, links: Iterable[int], weights: Iterable[float], owner: int = 0, rate_full: float | None = None
+    ) -> Route:
+        """The route with these links (each at most once) and weights; equal ones of an owner are the same object.
 
+        ``rate_full``: rate of one of those it stands for on the idle network, bytes/s (None: it stands for itself).
         Raises ValueError on a weight that is not positive and finite, or an unknown or repeated link.
         """
-        key = (tuple(int(link) for link in links), tuple(float(weight) for weight in weights))
+        key = (tuple(int(link) for link in links), tuple(float(weight) for weight in weights), owner, rate_full)
         known = self._interned.get(key)
         if known is not None:
             return known
@@ -89,8 +98,9 @@ class Network:
             raise ValueError(f"a route names a link outside 0..{len(self.capacity) - 1}")
         if not all(0 < weight < inf for weight in key[1]):
             raise ValueError("weights of a route must be positive and finite")
-        route = Route(len(self.routes), *key)
+        route = Route(len(self.routes), key[0], key[1])
         route.rate_alone = self._rate_alone(route)
+        route.rate_full = route.rate_now = route.rate_alone if rate_full is None else rate_full
         for link in key[0]:
             first = self._first_on.setdefault(link, route)
             if first is not route or not route.flows_on:
@@ -101,10 +111,11 @@ class Network:
         self._interned[key] = route
         return route
 
-    def start(self, route: Route, amount: float, done: Callable[[], None]) -> None:
+    def start(self, route: Route, amount: float, done: Callable[[], None], account: int = 0) -> None:
         """Begin to move ``amount`` bytes now; ``done()`` is called at the instant the last byte is over.
 
-        Latency is the caller's business. Nothing to move, or a route without links, is done at this same instant.
+        What it loses to others goes on ``account``. Latency is the caller's business. Nothing to move, or a route
+        without links, is done at this same instant.
         Raises ValueError if ``amount`` is negative or not finite.
         """
         clock = self.clock
@@ -115,7 +126,7 @@ class Network:
                 raise ValueError(f"a flow cannot carry {amount} bytes")
             clock.call_at(now, lambda _: done())
             return
-        flow = Flow(route, amount, done, now)
+        flow = Flow(route, amount, done, now, account)
         self.active += 1
         alone = True
         for flows in route.flows_on.values():
@@ -124,6 +135,7 @@ class Network:
             flows[flow] = None
         if alone:  # its rate is known; who joins its links at this same instant will find it there
             rate = flow.rate = route.rate_alone
+            flow.charge = route.charge
             self._version = flow.version = self._version + 1
             time = now + amount / rate
             heappush(self._heap, (time, flow.version, flow))
@@ -147,6 +159,9 @@ class Network:
         touched = [route for route in self.routes if link in route.links]
         for route in touched:
             route.rate_alone = self._rate_alone(route)
+            if self.sharers is not None:
+                route.rate_now = rate_of_one(self.sharers, self.capacity, route)
+                route.charge = self._losses([route], [route.rate_alone])[0]
         if touched:  # all of them meet on this link: one leads to the component
             self._changed.append(touched[0])
             self._settle_later()
@@ -176,6 +191,25 @@ class Network:
             total[link] = area + self._capacity_list[link] * (self.clock._now - since)
         return total
 
+    # -- what sharing costs
+
+    def keep_accounts(self, sharers: Sharers) -> None:
+        """From now on put down what flows lose to each other. All routes have to be there."""
+        self.sharers = sharers
+        for route in self.routes:
+            route.charge = self._losses([route], [route.rate_alone])[0]
+
+    def put_down(self, account: int, charge: Charge, seconds: float) -> None:
+        """Put what was lost in ``seconds`` on an account."""
+        lost = self.lost.setdefault(account, [0.0, 0.0, 0.0])
+        for i, part in enumerate(charge):
+            lost[i] += part * seconds
+
+    def _losses(self, routes: list[Route], rates: list[float]) -> list[Charge | None]:
+        if self.sharers is None:
+            return [None] * len(routes)
+        return charges(self.sharers, self.capacity, routes, rates)
+
     # -- settling
 
     def _rate_alone(self, route: Route) -> float:
@@ -194,28 +228,29 @@ class Network:
         self._settling = False
         self.counters.settlings += 1
         self._epoch += 1
-        known: list[tuple[list[Flow], list[float]]] = []
+        known: list[tuple[list[Flow], Solved]] = []
         unknown: list[tuple[list[Flow], tuple[int, ...]]] = []
-        for route in self._changed:
-            component = self._component(route)
+        for changed in self._changed:
+            component = self._component(changed)
             if not component:
                 continue
             if len(component) == 1:
-                known.append((component, [component[0].route.rate_alone]))
+                route = component[0].route
+                known.append((component, ([route.rate_alone], [route.charge])))
                 continue
             component.sort(key=_route_index)
             key = tuple([flow.route.index for flow in component]) if len(component) <= _MEMO_FLOWS else ()
-            rates = self._memo.get(key)
-            if rates is None:
+            solved = self._memo.get(key)
+            if solved is None:
                 unknown.append((component, key))
             else:
                 self.counters.memo_hits += 1
-                known.append((component, rates))
+                known.append((component, solved))
         self._changed.clear()
         if unknown:
             known += self._solve(unknown)
-        for component, rates in known:
-            self._apply(component, rates)
+        for component, (rates, losses) in known:
+            self._apply(component, rates, losses)
         self._arm_next()
 
     def _component(self, route: Route) -> list[Flow]:
@@ -234,7 +269,7 @@ class Network:
                             stack.append(flow.route)
         return found
 
-    def _solve(self, unknown: list[tuple[list[Flow], tuple[int, ...]]]) -> list[tuple[list[Flow], list[float]]]:
+    def _solve(self, unknown: list[tuple[list[Flow], tuple[int, ...]]]) -> list[tuple[list[Flow], Solved]]:
         """Rates of several components by one call: they do not touch, so the solver settles them side by side."""
         routes = [flow.route for component, _ in unknown for flow in component]
         self.counters.solves += 1
@@ -249,11 +284,13 @@ class Network:
             link = np.concatenate([route.link_array for route in routes])
             weight = np.concatenate([route.weight_array for route in routes])
             rates = maxmin.solve_rounds(self.capacity, ptr, link, weight).tolist()
+        losses = self._losses(routes, rates)
         solved = []
         at = 0
         for component, key in unknown:
-            part = rates[at : at + len(component)]
-            at += len(component)
+            end = at + len(component)
+            part = rates[at:end], losses[at:end]
+            at = end
             solved.append((component, part))
             if key:
                 if len(self._memo) >= _MEMO_ENTRIES:
@@ -261,9 +298,14 @@ class Network:
                 self._memo[key] = part
         return solved
 
-    def _apply(self, flows: list[Flow], rates: list[float]) -> None:
+    def _apply(self, flows: list[Flow], rates: list[float], losses: list[Charge | None]) -> None:
         now, heap = self.clock._now, self._heap
-        for flow, rate in zip(flows, rates, strict=True):
+        for flow, rate, loss in zip(flows, rates, losses, strict=True):
+            if loss is not flow.charge:
+                if flow.charge is not None:
+                    self.put_down(flow.account, flow.charge, now - flow.charged_since)
+                flow.charge = loss
+                flow.charged_since = now
             if rate == flow.rate:
                 continue
             if not rate > 0:
@@ -307,6 +349,8 @@ class Network:
         self.active -= len(finished)
         for flow in finished:
             flow.route.carried += flow.amount
+            if flow.charge is not None:
+                self.put_down(flow.account, flow.charge, self.clock._now - flow.charged_since)
             for flows in flow.route.flows_on.values():
                 del flows[flow]
         for flow in finished:

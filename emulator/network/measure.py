@@ -25,14 +25,14 @@ _MESSAGES = 2_000_000  # more than so many flows one by one are refused
 @dataclass(frozen=True)
 class Row:
     """One measurement: S = ``bytes`` in ``seconds``. ``chosen``: what ``auto`` takes at this size; ``protocol``: empty
-    where none is modelled."""
+    where none is modelled; ``algbw`` and ``busbw`` (bytes/s): None where no byte moves."""
 
     algorithm: str
     protocol: str
     bytes: float
     seconds: float
-    algbw: float
-    busbw: float
+    algbw: float | None
+    busbw: float | None
     chosen: bool
 
 
@@ -44,10 +44,13 @@ def measure(
 
     ``algorithm``: one (``ring``, ``ring/LL``), or ``auto`` for every one that applies. With several protocols the
     fastest counts. ``mode="steps"`` plays every message as a flow of its own, with the latencies of its path;
-    algorithms whose switches reduce have no such messages. ``copies`` as in :func:`.collectives.phases`.
+    algorithms whose switches reduce have no such messages. A barrier has no bytes, whatever the sizes. ``copies`` as in
+    :func:`.collectives.phases`.
 
     Raises InputError if the algorithm does not exist or does not apply.
     """
+    if collective == "barrier":
+        sizes = [0.0]
     group = np.asarray(members, dtype=np.int64)
     where = layout(fabric, group)
     if mode == "steps":
@@ -91,8 +94,8 @@ def _rows(
 
 
 def _row(way: Way, collective: str, n: int, size: float, seconds: float, *, chosen: bool) -> Row:
-    algbw = size / seconds if seconds > 0 else 0.0
-    busbw = algbw * collectives.bus_factor(collective, n)
+    algbw = size / seconds if seconds > 0 and size > 0 else None
+    busbw = None if algbw is None else algbw * collectives.bus_factor(collective, n)
     return Row(way.algorithm, way.protocol, size, seconds, algbw, busbw, chosen)
 
 

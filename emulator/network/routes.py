@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from emulator.network.maxmin import Floats, Ints
+
+if TYPE_CHECKING:
+    from emulator.network.sharing import Charge
 
 
 class Route:
@@ -20,16 +24,23 @@ class Route:
 
     ``flows_on`` has the flows now on those links where flows of this route can meet any: its first link, where they
     meet each other, and every link that another route uses too. The other links need no watching.
+
+    A route can stand for many alike that share links. ``rate_full`` is the rate of one of them on the idle network,
+    ``rate_now`` the same with the capacities of the moment; ``charge`` is what it loses per second while it has the
+    network to itself (:mod:`.sharing`; None: nothing).
     """
 
     __slots__ = (
         "carried",
+        "charge",
         "flows_on",
         "index",
         "link_array",
         "links",
         "private",
         "rate_alone",
+        "rate_full",
+        "rate_now",
         "weight_array",
         "weights",
     )
@@ -41,7 +52,8 @@ class Route:
         self.link_array: Ints = np.array(links, dtype=np.int64)
         self.weight_array: Floats = np.array(weights, dtype=np.float64)
         self.flows_on: dict[int, Active] = {}
-        self.rate_alone = inf
+        self.rate_alone = self.rate_full = self.rate_now = inf
+        self.charge: Charge | None = None
         self.private = False
         self.carried = 0.0
 
@@ -54,11 +66,17 @@ class Route:
 
 
 class Flow:
-    """One transfer under way: ``remaining`` bytes as of ``since``. ``version`` marks its valid finish in the heap."""
+    """One transfer under way: ``remaining`` bytes as of ``since``. ``version`` marks its valid finish in the heap.
 
-    __slots__ = ("amount", "done", "rate", "remaining", "route", "seen", "since", "version")
+    Since ``charged_since`` it has lost ``charge`` per second, to be put down on ``account``.
+    """
 
-    def __init__(self, route: Route, amount: float, done: Callable[[], None], now: float) -> None:
+    __slots__ = (
+        "account", "amount", "charge", "charged_since", "done", "rate", "remaining", "route", "seen", "since",
+        "version",
+    )  # fmt: skip
+
+    def __init__(self, route: Route, amount: float, done: Callable[[], None], now: float, account: int) -> None:
         self.route = route
         self.amount = amount
         self.remaining = amount
@@ -67,6 +85,9 @@ class Flow:
         self.version = -1
         self.seen = 0
         self.done = done
+        self.account = account
+        self.charge: Charge | None = None
+        self.charged_since = now
 
 
 Active = dict[Flow, None]  # flows on one link, in order of arrival: an ordered set, so that runs repeat exactly

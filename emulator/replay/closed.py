@@ -15,11 +15,14 @@ Tests compare the two where both run.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from emulator.network.bind import BoundPhase
 from emulator.replay.fold import Quotient
+from emulator.replay.kin import Kin
 from emulator.replay.loads import carriers_on, loads_of
 from emulator.replay.plans import GroupKind, Planner
 from emulator.replay.tables import Tables
@@ -110,7 +113,8 @@ class _Build:
         self.kinds: list[GroupKind] = []
         self.need: list[int] = []
         self.group_of: dict[tuple[object, ...], int] = {}
-        self.entries: list[tuple[int, int, Ints, Floats, Floats]] = []  # group, phase, link classes, weights, lines
+        # group, phase, link classes, weights, lines, rate alone
+        self.entries: list[tuple[int, int, Ints, Floats, Floats, float]] = []
 
     def quotient(self) -> Quotient:
         slots: list[int] = []
@@ -235,7 +239,7 @@ class _Build:
             elif not np.array_equal(first[0], cells) or (np.abs(first[1] - high) > _SAME * high).any():
                 raise DoesNotApplyError("communicators of one kind use different links")
         assert first is not None
-        self.entries.append((group, phase, first[0], first[1], lines[:, 0]))
+        self.entries.append((group, phase, *first, lines[:, 0], float(bound.rate_alone[0])))
 
     def _assemble(self, slots: Ints, slot_ptr: Ints, instances: int) -> Quotient:
         cells = np.unique(np.concatenate([np.empty(0, np.int64), *(entry[2] for entry in self.entries)]))
@@ -268,6 +272,7 @@ class _Build:
             phase_start=np.concatenate([[0], np.cumsum(phases)]).astype(np.int64),
             phase_latency=lines[0],
             phase_hidden=lines[1],
+            phase_rate=np.array([entry[5] for entry in order]),
             phase_ptr=np.concatenate([[0], np.cumsum([len(entry[2]) for entry in order])]).astype(np.int64),
             phase_link=np.concatenate([np.empty(0, np.int64), *(np.searchsorted(cells, e[2]) for e in order)]),
             phase_weight=np.concatenate([np.empty(0), *weights]),
@@ -280,6 +285,7 @@ class _Build:
             groups=instances,
             rounds=0,
             method="closed form",
+            kin=partial(Kin.of, tables),
             loads=lambda phase_bytes: loads_of(tables, phase_bytes, links_in_class, link_of_class),
             carriers=lambda link: carriers_on(tables, int(np.flatnonzero(link_of_class == link)[0])),
         )

@@ -132,34 +132,40 @@ def rank_classes(node_class: Ints, table_of_node: list[int], flops: list[float])
     ]  # fmt: skip
 
 
-def collective_uses(tables: Tables, node: int, times: RowTimes, weight: Floats) -> list[CollectiveUse]:
+def collective_uses(tables: Tables, run: Run, node: int, times: RowTimes, weight: Floats) -> list[CollectiveUse]:
     """What one node communicated, by group and size; row i counts ``weight[i]`` times."""
     variant = tables.variants.variants[tables.node_variant[node]]
     items = tables.variants.items[variant.program]
     slots = tables.node_slots[tables.node_slot_ptr[node] : tables.node_slot_ptr[node + 1]]
-    rows_of: dict[tuple[int, int], list[int]] = {}
-    for message, row in enumerate(items.messages.tolist()):
-        rows_of.setdefault((items.message_slot[message], variant.message_use[message]), []).append(row)
+    messages_of: dict[tuple[int, int], list[int]] = {}
+    for message, key in enumerate(zip(items.message_slot, variant.message_use, strict=True)):
+        messages_of.setdefault(key, []).append(message)
+    execution = run.nodes[node].execution
     found = []
-    for (number, use_number), listed in rows_of.items():
+    for (number, use_number), messages in messages_of.items():
         slot, use = items.slots[number], tables.variants.uses[use_number]
         kind = tables.kinds[tables.group_kind[slots[number]]]
         plan = kind.plans[use_number]
-        rows = np.array(listed)
+        rows = items.messages[messages]
         count = weight[rows]
         seconds = float(np.average(times.end[rows] - times.transfer_start[rows], weights=count))
         collective = slot.kind if slot.kind != "collective" else use.collective
         algbw = use.bytes / seconds if seconds > 0 else None
+        alone = tables.alone_seconds(int(slots[number]), plan.phases)
+        own, others, slower = (count @ run.transfers.lost[execution[messages]] / count.sum()).tolist()
         factor = bus_factor(use.collective, kind.size) if slot.kind == "collective" else 1.0
         found.append(
             CollectiveUse(
                 collective=collective, group=kind.name, group_size=kind.size, rank_class=node, count=round(count.sum()),
                 bytes=int(use.bytes), dtype=use.dtype, algorithm=plan.algorithm, seconds=seconds,
-                alone_seconds=plan.alone_seconds,
+                alone_seconds=alone,
                 wait_seconds=float(np.average(times.transfer_start[rows] - times.start[rows], weights=count)),
                 algbw_bytes_per_second=algbw,
                 busbw_bytes_per_second=None if algbw is None or not factor else algbw * factor,
-                congestion=max(0.0, (seconds - plan.alone_seconds) / seconds) if seconds > 0 else None,
+                congestion=max(0.0, (seconds - alone) / seconds) if seconds > 0 else None,
+                own_rank_seconds=own,
+                other_ranks_seconds=others,
+                slower_links_seconds=slower,
             )
         )  # fmt: skip
     return found

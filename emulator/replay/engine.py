@@ -8,7 +8,7 @@ hot path and makes no object per op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from emulator.network.clock import Clock
 from emulator.network.fluid import Network, Route, mark_private
+from emulator.network.sharing import Sharers
 from emulator.replay.chip import Chip, Pace
 from emulator.replay.deadlock import explain
 from emulator.replay.programs import HOST
@@ -35,7 +36,8 @@ class NodeTimes:
     """When the items and messages of one node ran: seconds from the start of the step.
 
     ``item_start``/``item_end`` by item; ``transfer_start``, ``message_end`` and ``arrived_last`` (the node that came
-    last) by message. ``pace``: how fast its chip computed, None where nothing could slow it.
+    last) by message, and ``execution``: its place in :class:`Executions`. ``pace``: how fast its chip computed, None
+    where nothing could slow it.
     """
 
     item_start: Floats
@@ -43,17 +45,24 @@ class NodeTimes:
     transfer_start: Floats
     message_end: Floats
     arrived_last: Ints
+    execution: Ints
     pace: Pace | None
 
 
 @dataclass(frozen=True)
 class Executions:
-    """Every time a group did something: when (seconds), which group, which use of it."""
+    """Every time a group did something: when (seconds), which group, which use of it, which node came last.
+
+    ``lost`` f64[N, 3]: seconds lost to kin, to strangers and to links slower than usual
+    (:mod:`emulator.network.sharing`); they add up to the time from start to end minus the time alone.
+    """
 
     start: Floats
     end: Floats
     group: Ints
     use: Ints
+    last: Ints
+    lost: Floats
 
 
 @dataclass(frozen=True)
@@ -68,13 +77,22 @@ class Run:
 
 
 class Engine:
-    """Runs tables to the end. ``progress(done, total)`` in items is called now and then."""
+    """Runs tables to the end. ``progress(done, total)`` in items is called now and then.
+
+    ``kin`` tells who shares links with whom, given the route of every phase row.
+    """
 
     def __init__(
-        self, tables: Tables, progress: Callable[[int, int], None] | None = None, *, private_routes: bool = True
+        self,
+        tables: Tables,
+        kin: Callable[[Sequence[Route]], Sharers],
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        private_routes: bool = True,
     ) -> None:
         self.clock = Clock()
         self.network = Network(self.clock, tables.capacity)
+        self.kin = kin
         self.tables = tables
         self.progress = progress
         self.private_routes = private_routes
@@ -85,6 +103,7 @@ class Engine:
         self.transfer_end: list[float] = []
         self.transfer_group: list[int] = []
         self.transfer_use: list[int] = []
+        self.transfer_last: list[int] = []
         groups = self._groups()
         slots = tables.node_slots.tolist()
         ptr = tables.node_slot_ptr.tolist()
@@ -101,9 +120,13 @@ class Engine:
         tables, network = self.tables, self.network
         ptr = tables.phase_ptr.tolist()
         link, weight = tables.phase_link.tolist(), tables.phase_weight.tolist()
-        routes = [network.route(link[a:b], weight[a:b]) for a, b in pairwise(ptr)]
         start = tables.phase_start.tolist()
         owner = np.repeat(np.arange(len(tables.group_kind)), np.diff(tables.phase_start)).tolist()
+        routes = [
+            network.route(link[a:b], weight[a:b], group, rate)
+            for (a, b), group, rate in zip(pairwise(ptr), owner, tables.phase_rate.tolist(), strict=True)
+        ]
+        network.keep_accounts(self.kin(routes))
         several = _concurrent_groups(tables)
         if self.private_routes:
             uses: list[tuple[Route, object]] = list(zip(routes, owner, strict=True))
@@ -134,17 +157,26 @@ class Engine:
         self.clock.run()
         if self.finished < self.total:
             raise explain(self.nodes, self.tables.node_name)
+        transfers = self._executions()
         return Run(
-            nodes=[_times(node) for node in self.nodes],
-            transfers=Executions(
-                start=np.array(self.transfer_start),
-                end=np.array(self.transfer_end),
-                group=np.array(self.transfer_group, dtype=np.int64),
-                use=np.array(self.transfer_use, dtype=np.int64),
-            ),
+            nodes=[_times(node, transfers) for node in self.nodes],
+            transfers=transfers,
             executions=sum(len(node.items.source) for node in self.nodes),
             events=self.clock.events,
             solves=self.network.counters.solves,
+        )
+
+    def _executions(self) -> Executions:
+        lost = np.zeros((len(self.transfer_start), 3))
+        for execution, parts in self.network.lost.items():
+            lost[execution] = parts
+        return Executions(
+            start=np.array(self.transfer_start),
+            end=np.array(self.transfer_end),
+            group=np.array(self.transfer_group, dtype=np.int64),
+            use=np.array(self.transfer_use, dtype=np.int64),
+            last=np.array(self.transfer_last, dtype=np.int64),
+            lost=lost,
         )
 
     def _change(self, link: int, capacity: float, _: object) -> None:
@@ -275,20 +307,18 @@ class Engine:
         after = partial(self.transfer, execution, phases, at + 1, members)
         route = phase.route
         if route.private or not route.links:
-            seconds = phase.latency
-            if route.links:
-                seconds += phase.amount / route.rate_alone
-            self.clock.call_at(self.clock._now + seconds, lambda _: after())
+            moving = phase.amount / route.rate_alone if route.links else 0.0
+            if route.charge is not None:
+                self.network.put_down(execution, route.charge, moving)
+            self.clock.call_at(self.clock._now + (phase.latency + moving), lambda _: after())
         elif phase.latency > 0:
-            start = partial(self.network.start, route, phase.amount, after)
+            start = partial(self.network.start, route, phase.amount, after, execution)
             self.clock.call_at(self.clock._now + phase.latency, lambda _: start())
         else:
-            self.network.start(route, phase.amount, after)
+            self.network.start(route, phase.amount, after, execution)
 
     def _end_messages(self, members: list[tuple[Node, int, int]]) -> None:
-        now = self.clock._now
-        for node, item, message in members:
-            node.message_end[message] = now
+        for node, item, _ in members:
             node.open_messages[item] -= 1
             if node.open_messages[item] == 0:
                 if node.chip is not None:
@@ -315,12 +345,14 @@ def _concurrent_groups(tables: Tables) -> set[int]:
     return found
 
 
-def _times(node: Node) -> NodeTimes:
+def _times(node: Node, transfers: Executions) -> NodeTimes:
+    execution = np.array(node.execution, dtype=np.int64)
     return NodeTimes(
         item_start=np.array(node.item_start),
         item_end=np.array(node.item_end),
-        transfer_start=np.array(node.transfer_start),
-        message_end=np.array(node.message_end),
-        arrived_last=np.array(node.arrived_last, dtype=np.int64),
+        transfer_start=transfers.start[execution],
+        message_end=transfers.end[execution],
+        arrived_last=transfers.last[execution],
+        execution=execution,
         pace=None if node.chip is None else Pace(np.array(node.chip.times), np.array(node.chip.rates)),
     )

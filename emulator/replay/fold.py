@@ -9,12 +9,15 @@ the final partition is checked for equitability before it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emulator.network.fluid import Route
+from emulator.replay.kin import Kin
 from emulator.replay.loads import Carriers, Loads, carriers_on, loads_of
 from emulator.replay.tables import Tables
 from emulator.topology.hashing import mix
@@ -31,8 +34,9 @@ class Quotient:
     """Tables that the engine runs in place of all ranks.
 
     ``node_class`` i64[world] is the node that stands for each rank, ``groups`` how many groups there are in all,
-    ``method`` how the classes were found. ``loads`` tells what links carried from the bytes of the phase rows,
-    ``carriers`` what is routed over a link of the topology.
+    ``method`` how the classes were found. ``kin`` tells who shares links with whom, given the route of every phase row;
+    ``loads`` what links carried from the bytes of the phase rows, ``carriers`` what is routed over a link of the
+    topology.
     """
 
     tables: Tables
@@ -40,6 +44,7 @@ class Quotient:
     groups: int
     rounds: int
     method: str
+    kin: Callable[[Sequence[Route]], Kin]
     loads: Callable[[Floats], Loads]
     carriers: Callable[[int], Carriers]
 
@@ -72,7 +77,7 @@ def coloured(full: Tables, reduced: Tables) -> Quotient:
 
     def carriers(link: int) -> Carriers:
         found = carriers_on(full, link)
-        return Carriers(folded.group_class[found.group], found.phase, found.weight)
+        return replace(found, group=folded.group_class[found.group])
 
     return Quotient(
         tables=folded.tables,
@@ -80,6 +85,7 @@ def coloured(full: Tables, reduced: Tables) -> Quotient:
         groups=len(full.group_kind),
         rounds=folded.rounds,
         method="colour refinement",
+        kin=partial(Kin, folded.tables, reduced, folded.group_class, folded.link_class),
         loads=loads,
         carriers=carriers,
     )
@@ -94,6 +100,7 @@ def whole(full: Tables, reduced: Tables) -> Quotient:
         groups=len(full.group_kind),
         rounds=0,
         method="none",
+        kin=partial(Kin.of, reduced),
         loads=lambda phase_bytes: loads_of(full, phase_bytes),
         carriers=lambda link: carriers_on(full, link),
     )
@@ -315,6 +322,7 @@ def _quotient(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> Tables:
         phase_start=phase_start,
         phase_latency=tables.phase_latency[phase_rows],
         phase_hidden=tables.phase_hidden[phase_rows],
+        phase_rate=tables.phase_rate[phase_rows],
         phase_ptr=phase_ptr.astype(np.int64),
         phase_link=pair % max(count, 1),
         phase_weight=weight,

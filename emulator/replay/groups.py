@@ -77,14 +77,17 @@ class _Builder:
             names.setdefault(slot.group, []).append((program, number))
         for name, ends in names.items():
             who = communicators(self.trace, name)
+            used = np.zeros(len(who.sizes), dtype=bool)  # stages without experts never use theirs
+            used[who.of_rank[np.isin(self.program, [program for program, _ in ends])]] = True
+            index = np.cumsum(used) - 1
             for program, number in ends:
                 ranks = np.flatnonzero(self.program == program)
-                self.put(ranks, number, self.count + who.of_rank[ranks])
-            kind_of = np.empty(len(who.sizes), dtype=np.int64)
-            for size in np.unique(who.sizes).tolist():
-                some = np.flatnonzero(who.sizes == size)
+                self.put(ranks, number, self.count + index[who.of_rank[ranks]])
+            kind_of = np.empty(int(used.sum()), dtype=np.int64)
+            for size in np.unique(who.sizes[used]).tolist():
+                some = np.flatnonzero(used & (who.sizes == size))
                 members = who.ranks[who.ptr[some][:, None] + np.arange(size)]
-                self._kinds(name, Slot("collective", name, None, 0), some, members, kind_of)
+                self._kinds(name, Slot("collective", name, None, 0), index[some], members, kind_of)
             self._append(kind_of)
 
     def add_pairs(self) -> None:

@@ -83,11 +83,15 @@ def _users(tables: Tables, row: Ints, used: Ints) -> tuple[Ints, list[tuple[str,
 
 @dataclass(frozen=True)
 class Carriers:
-    """What is routed over one link: phase ``phase[i]`` of group ``group[i]`` with ``weight[i]``."""
+    """What is routed over one link: phase ``phase[i]`` of group ``group[i]`` with ``weight[i]``.
+
+    Groups that one of the tables stands for are told apart by ``real``.
+    """
 
     group: Ints
     phase: Ints
     weight: Floats
+    real: Ints
 
 
 def carriers_on(tables: Tables, link: int) -> Carriers:
@@ -95,31 +99,41 @@ def carriers_on(tables: Tables, link: int) -> Carriers:
     entry = np.flatnonzero(tables.phase_link == link)
     row = np.searchsorted(tables.phase_ptr, entry, side="right") - 1
     group = np.searchsorted(tables.phase_start, row, side="right") - 1
-    return Carriers(group, row - tables.phase_start[group], tables.phase_weight[entry])
+    return Carriers(group, row - tables.phase_start[group], tables.phase_weight[entry], group)
 
 
 def load_over_time(carriers: Carriers, tables: Tables, transfers: Executions, name: str) -> LinkLoad:
     """The load of a link over time. A transfer counts with its mean rate from its start to its end."""
     starts, ends, moved = [], [], []
-    for group, phase, weight in zip(
-        carriers.group.tolist(), carriers.phase.tolist(), carriers.weight.tolist(), strict=True
-    ):
-        plans = tables.kinds[int(tables.group_kind[group])].plans
+    group_bytes: dict[str, float] = {}
+    for real in np.unique(carriers.real).tolist():
+        own = np.flatnonzero(carriers.real == real)
+        group = int(carriers.group[own[0]])
+        kind = tables.kinds[int(tables.group_kind[group])]
+        weight_of = dict(zip(carriers.phase[own].tolist(), carriers.weight[own].tolist(), strict=True))
         amounts = np.zeros(len(tables.variants.uses))
-        for use, plan in plans.items():
-            amounts[use] = sum(amount for number, amount in plan.phases if number == phase)
+        for use, plan in kind.plans.items():
+            amounts[use] = sum(amount * weight_of.get(phase, 0.0) for phase, amount in plan.phases)
         mine = np.flatnonzero(transfers.group == group)
         starts.append(transfers.start[mine])
         ends.append(transfers.end[mine])
-        moved.append(amounts[transfers.use[mine]] * weight)
+        moved.append(amounts[transfers.use[mine]])
+        group_bytes[kind.name] = group_bytes.get(kind.name, 0.0) + float(moved[-1].sum())
     start, end, amount = (np.concatenate([np.empty(0), *parts]) for parts in (starts, ends, moved))
     lasting = (end > start) & (amount > 0)
     rate = amount[lasting] / (end[lasting] - start[lasting])
     times, where = np.unique(np.concatenate([start[lasting], end[lasting]]), return_inverse=True)
     change = np.bincount(where.ravel(), np.concatenate([rate, -rate]), minlength=len(times))
+    begun = np.bincount(where.ravel(), np.repeat([1, -1], len(rate)), minlength=len(times))
     load = np.maximum(np.cumsum(change), 0.0)
     load[load < 1e-9 * load.max(initial=0.0)] = 0.0  # what rounding leaves of a sum that ended
-    return LinkLoad(link=name, time=times, rate=load)
+    return LinkLoad(
+        link=name,
+        time=times,
+        rate=load,
+        transfers=np.cumsum(begun).astype(np.int64),
+        group_bytes={group: size for group, size in sorted(group_bytes.items(), key=lambda one: -one[1]) if size > 0},
+    )
 
 
 def hottest(loads: Loads, topology: Topology, events: LinkEvents, step: float) -> tuple[list[LinkUse], list[int]]:

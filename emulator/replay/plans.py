@@ -33,7 +33,6 @@ class Plan:
 
     algorithm: str
     phases: tuple[tuple[int, float], ...]
-    alone_seconds: float
 
     def rows(self, base: int) -> list[tuple[int, float]]:
         """The phases of a group whose phase rows begin at ``base``: (row, bytes)."""
@@ -161,7 +160,7 @@ class Planner:
     def _make_free(self, kind: GroupKind) -> None:
         if kind.name in self.free:
             kind.bound = []
-            kind.plans = {use: Plan(plan.algorithm, (), 0.0) for use, plan in kind.plans.items()}
+            kind.plans = {use: Plan(plan.algorithm, ()) for use, plan in kind.plans.items()}
 
     def _asked(self, kind: GroupKind, use: Use, where: Layout, splits: Floats | None = None) -> str:
         """The algorithm asked for if it applies to this group, else auto, with a note."""
@@ -188,7 +187,7 @@ class Planner:
         placed = [kind.bound[i][1] for i in numbers]
         wire = size * way.stretch(placed, size)
         amounts = tuple((i, phase.fraction * wire) for i, phase in zip(numbers, placed, strict=True))
-        return Plan(way.name, amounts, float(way.seconds(placed, size).max()))
+        return Plan(way.name, amounts)
 
     def _plan_uneven(self, kind: GroupKind, slot: Slot, ranks: Ints, position: int) -> None:
         """An all-to-all with uneven parts: the bytes of every pair come from the sender's own op."""

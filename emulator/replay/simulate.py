@@ -50,7 +50,7 @@ from emulator.trace.repeats import Cut, shorten
 from emulator.trace.schema import Op, RankNumber, Trace
 
 _KEPT_INSTANCES = 32  # of a long repeat, at first
-_LINKS_OVER_TIME = 8  # the load over time of so many links is kept
+_LINKS_OVER_TIME = 10  # the load over time of so many links is kept
 _SPAN = 24  # instances are left out in multiples of this, which most periods divide
 
 
@@ -189,7 +189,7 @@ def _attempt(
     variants = build_variants(trace, unrolled, ops, job.seconds, factor)
     quotient, notes = _quotient(trace, ops, variants, topology, options)
     tables = quotient.tables
-    run = Engine(tables, progress, private_routes=options.private_routes).run()
+    run = Engine(tables, quotient.kin, progress, private_routes=options.private_routes).run()
     times = [node_row_times(tables, run, node) for node in range(len(tables.node_variant))]
     return _Attempt(trace, cuts, ops, unrolled, variants, quotient, run, times, notes)
 
@@ -219,7 +219,7 @@ def _replay(
         table_of_node.append(table_of_program[variant.program])
         weight = weights(jumps, times.end)
         timeline += timelines(node, table, times)
-        collectives += collective_uses(tables, node, times, weight)
+        collectives += collective_uses(tables, run, node, times, weight)
         flops.append(float(table.flops @ weight))
         executed.append(float(weight.sum()))
     classes = rank_classes(attempt.quotient.node_class, table_of_node, flops)

@@ -23,6 +23,7 @@ class Transfers(Protocol):
     transfer_end: list[float]
     transfer_group: list[int]
     transfer_use: list[int]
+    transfer_last: list[int]
 
     def transfer(
         self, execution: int, phases: tuple[ReadyPhase, ...], at: int, members: list[tuple[Node, int, int]]
@@ -63,16 +64,16 @@ class Group:
         if len(arrived) < self.need:
             return
         self.arrived = []
-        now = self.engine.clock._now
-        for member, _, posted in arrived:
-            member.transfer_start[posted] = now
-            member.arrived_last[posted] = node.index
         engine = self.engine
+        now = engine.clock._now
         execution = len(engine.transfer_start)
+        for member, _, posted in arrived:
+            member.execution[posted] = execution
         engine.transfer_start.append(now)
         engine.transfer_end.append(now)
         engine.transfer_group.append(self.index)
         engine.transfer_use.append(use)
+        engine.transfer_last.append(node.index)
         engine.transfer(execution, self.uses[use], 0, arrived)
 
 
@@ -109,12 +110,12 @@ class Node:
     """One rank, or a class of ranks, while the replay runs. ``chip``: None where nothing slows what computes."""
 
     __slots__ = (
-        "arrived_last",
         "chip",
         "deps",
         "done",
         "epoch",
         "epoch_start",
+        "execution",
         "groups",
         "host_holds",
         "index",
@@ -122,7 +123,6 @@ class Node:
         "item_end",
         "item_start",
         "items",
-        "message_end",
         "messages",
         "open_messages",
         "position",
@@ -130,7 +130,6 @@ class Node:
         "seconds",
         "started",
         "sync_done",
-        "transfer_start",
         "use",
         "waiting",
     )
@@ -160,6 +159,4 @@ class Node:
         self.open_messages = [len(m) for m in items.item_messages]
         self.item_start = [np.nan] * count
         self.item_end = [np.nan] * count
-        self.transfer_start = [np.nan] * messages
-        self.message_end = [np.nan] * messages
-        self.arrived_last = [-1] * messages
+        self.execution = [-1] * messages  # which of all transfers each message took part in

@@ -6,6 +6,7 @@ per rank or per group.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,8 +30,8 @@ class Tables:
     ``group_share``: the part of the chip that its kernels take from what computes. Group g owns the phase rows
     ``phase_start[g]:phase_start[g+1]``; phase row p puts ``phase_weight[k]`` on link ``phase_link[k]`` for k in
     ``phase_ptr[p]:phase_ptr[p+1]``, after the seconds that ``phase_latency[p]`` and ``phase_hidden[p]`` (f64[p, J])
-    make for its bytes (:class:`emulator.network.bind.BoundPhase`). ``capacity`` in bytes/s; ``link_events``: (time,
-    capacity from then on) of links that change.
+    make for its bytes (:class:`emulator.network.bind.BoundPhase`); alone its largest flow has ``phase_rate[p]``
+    bytes/s. ``capacity`` in bytes/s; ``link_events``: (time, capacity from then on) of links that change.
     """
 
     variants: Variants
@@ -45,11 +46,22 @@ class Tables:
     phase_start: Ints
     phase_latency: Floats
     phase_hidden: Floats
+    phase_rate: Floats
     phase_ptr: Ints
     phase_link: Ints
     phase_weight: Floats
     capacity: Floats
     link_events: dict[int, tuple[tuple[float, float], ...]]
+
+    def alone_seconds(self, group: int, phases: Iterable[tuple[int, float]]) -> float:
+        """Seconds that a group takes for phases (number, bytes) in sequence on the idle network."""
+        total = 0.0
+        for phase, size in phases:
+            row = int(self.phase_start[group]) + phase
+            total += (
+                float((self.phase_latency[row] - self.phase_hidden[row] * size).max()) + size / self.phase_rate[row]
+            )
+        return float(total)
 
 
 def build_tables(
@@ -66,6 +78,7 @@ def build_tables(
     total = int(phase_start[-1])
     lines = max((bound.latency.shape[1] for kind in groups.kinds for _, bound in kind.bound), default=1)
     latency, hidden = np.zeros((2, total, lines))
+    rate = np.full(total, np.inf)
     share = np.zeros(count)
     entry_row: list[Ints] = [np.empty(0, dtype=np.int64)]
     entry_link: list[Ints] = [np.empty(0, dtype=np.int64)]
@@ -76,6 +89,7 @@ def build_tables(
             rows = phase_start[kind.instances] + phase
             latency[rows, : bound.latency.shape[1]] = bound.latency
             hidden[rows, : bound.latency.shape[1]] = bound.hidden
+            rate[rows] = bound.rate_alone
             entry_row.append(np.repeat(rows, np.diff(bound.ptr)))
             entry_link.append(bound.link)
             entry_weight.append(bound.weight)
@@ -95,6 +109,7 @@ def build_tables(
         phase_start=phase_start,
         phase_latency=latency,
         phase_hidden=hidden,
+        phase_rate=rate,
         phase_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=total))]).astype(np.int64),
         phase_link=link[order],
         phase_weight=weight[order],

@@ -25,9 +25,9 @@ class Measured(Protocol):
     @property
     def seconds(self) -> float: ...
     @property
-    def algbw(self) -> float: ...
+    def algbw(self) -> float | None: ...
     @property
-    def busbw(self) -> float: ...
+    def busbw(self) -> float | None: ...
     @property
     def chosen(self) -> bool: ...
 
@@ -38,13 +38,17 @@ def render(rows: Sequence[Measured], title: str, width: int) -> RenderableType:
         Column("bytes", [f"{row.bytes:,.0f}" for row in rows]),
         Column("algorithm", [row.algorithm + " *" * row.chosen for row in rows], left=True),
         Column("time", [figures.seconds(row.seconds) for row in rows]),
-        Column("algbw", [figures.rate(row.algbw) for row in rows], rank=1),
-        Column("busbw", [figures.rate(row.busbw) for row in rows]),
+        Column("algbw", [_rate(row.algbw) for row in rows], rank=1),
+        Column("busbw", [_rate(row.busbw) for row in rows]),
     ]
     if any(row.protocol for row in rows):
         columns.insert(2, Column("protocol", [row.protocol or "-" for row in rows], rank=2, left=True))
     note = "* what auto takes" if any(row.chosen for row in rows) else ""
     return table(title, columns, width, note)
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else figures.rate(value)
 
 
 def plot(rows: Sequence[Measured], title: str, form: str) -> bytes:
@@ -53,11 +57,14 @@ def plot(rows: Sequence[Measured], title: str, form: str) -> bytes:
         from matplotlib.figure import Figure  # noqa: PLC0415 -- optional and slow to import
     except ImportError:
         raise InputError("drawing needs matplotlib", source="--plot", remedy="pip install matplotlib") from None
+    moved = [(row.algorithm, row.bytes, row.busbw / 1e9) for row in rows if row.busbw is not None]
+    if not moved:
+        raise InputError("no bytes, no bandwidth to draw", source="--plot")
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
-    for name in dict.fromkeys(row.algorithm for row in rows):
-        mine = [row for row in rows if row.algorithm == name]
-        axes.plot([row.bytes for row in mine], [row.busbw / 1e9 for row in mine], marker="o", markersize=3, label=name)
+    for name in dict.fromkeys(algorithm for algorithm, _, _ in moved):
+        mine = [(size, busbw) for algorithm, size, busbw in moved if algorithm == name]
+        axes.plot(*zip(*mine, strict=True), marker="o", markersize=3, label=name)
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="busbw, GB/s", title=title)
     axes.grid(alpha=0.3)
     axes.legend()

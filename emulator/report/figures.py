@@ -39,6 +39,6 @@ def change(value: float, base: float, whole: float | None = None) -> str:
 
 
 def several(number: int, thing: str) -> str:
-    """A number with its noun, such as ``1 class`` or ``3 classes``."""
+    """A number with its noun, such as ``1 class`` or ``16,384 ranks``."""
     plural = thing + ("es" if thing.endswith(("s", "ch", "sh")) else "s")
-    return f"{number} {thing if number == 1 else plural}"
+    return f"{number:,} {thing if number == 1 else plural}"

@@ -14,7 +14,7 @@ from emulator.report.changes import describe
 from emulator.report.kinds import kind_of_group
 from emulator.report.memory import peaks
 from emulator.report.pieces import pipeline_phase
-from emulator.result.schema import LinkUse, Result
+from emulator.result.schema import CollectiveUse, LinkUse, Result
 
 BUBBLE = 0.10
 EXPOSED = 0.05
@@ -118,12 +118,20 @@ def _exposed_fsdp(result: Result) -> Iterator[str]:
     """FSDP traffic is exposed: the batch per rank is small for the link."""
     share = exposed_part(result, "FSDP", waits=False)
     if share >= EXPOSED:
-        tokens = result.trace.tokens_per_step / result.world_size if result.trace.tokens_per_step else 0
+        tokens = _tokens_per_rank(result)
         size = f" at {figures.count(tokens)} tokens per rank and step" if tokens else ""
         yield (
             f"{figures.percent(share)} of the step is exposed FSDP transfer{size}: more tokens per rank, or fewer FSDP "
             f"ranks per parameter, hide it{_gain(result, 'free', 'FSDP')}"
         )
+
+
+def _tokens_per_rank(result: Result) -> float:
+    """Tokens that a rank works on: TP ranks and pipeline stages work on the same ones, all others have their own."""
+    same = 1
+    for axis, extent in zip(result.trace.mesh_axes, result.trace.mesh_shape, strict=False):
+        same *= extent if kind_of_group(axis) in ("TP", "PP") else 1
+    return result.trace.tokens_per_step * same / result.world_size
 
 
 def _zero3(result: Result) -> Iterator[str]:
@@ -208,9 +216,20 @@ def _congestion(result: Result) -> Iterator[str]:
             yield (
                 f"{kind_of_group(use.group)} {use.collective} of {figures.size(use.bytes)} takes "
                 f"{figures.seconds(use.seconds)}, {figures.seconds(use.alone_seconds)} alone: links are shared "
-                f"({figures.percent(use.congestion)} of the time)"
+                f"({figures.percent(use.congestion)} of the time{_lost_to(use)})"
             )
             return
+
+
+def _lost_to(use: CollectiveUse) -> str:
+    """What cost a transfer most."""
+    parts = {
+        "to other streams of the same ranks": use.own_rank_seconds,
+        "to other ranks": use.other_ranks_seconds,
+        "to links slower than usual": use.slower_links_seconds,
+    }
+    most = max(parts, key=lambda name: parts[name])
+    return f", {figures.percent(parts[most], use.seconds)} {most}" if parts[most] > 0 else ""
 
 
 RULES: tuple[Callable[[Result], Iterator[str]], ...] = (

@@ -2,7 +2,8 @@
 
 Rank classes are processes and streams are threads; ops that run on one stream at the same time (parts of a batch) get
 threads of their own, since slices of a thread must nest. Arrows lead from the participant that came last to the others
-(from a send to its receive). Times are in microseconds, as the format asks.
+(from a send to its receive). Times are in microseconds, as the format asks, and whole nanoseconds: Perfetto rounds
+starts and lengths to nanoseconds one by one, and drops a slice that then reaches into the next.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from emulator import files
 from emulator.report.critical import messages
@@ -21,7 +23,6 @@ from emulator.report.ranks import class_name
 from emulator.result.schema import COMMUNICATION, OpTable, Result, Timeline
 
 Event = dict[str, Any]
-_MICRO = 1e6
 _LINKS_PID = 1_000_000  # beyond any rank class
 _TAGS = ("layer", "microbatch", "stage")
 
@@ -62,41 +63,46 @@ def events(result: Result) -> Iterator[Event]:
     for line in result.timeline:
         pid = line.rank_class
         table = result.programs[result.ranks[pid].program]
-        for lane, rows in enumerate(_lanes(line)):
+        start, end = _nanoseconds(line.start), _nanoseconds(line.end)
+        for lane, rows in enumerate(_lanes(start, end)):
             tid = threads[pid] = threads.get(pid, 0) + 1
             yield _meta("thread_name", pid, tid, line.stream if lane == 0 else f"{line.stream} ({lane + 1})")
             for i in rows:
                 place[pid, int(line.op[i])] = tid
-                yield from _slices(table, line, i, pid, tid)
+                yield from _slices(table, line, i, (start[i], end[i]), pid, tid)
     yield from _arrows(history_of(result), place)
     yield from _counters(result)
+
+
+def _nanoseconds(times: NDArray[np.float64]) -> list[int]:
+    whole: list[int] = np.rint(times * 1e9).astype(np.int64).tolist()
+    return whole
 
 
 def _meta(what: str, pid: int, tid: int, name: str) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _lanes(line: Timeline) -> list[list[int]]:
-    """Positions of a timeline in lanes in which no two spans overlap."""
+def _lanes(start: list[int], end: list[int]) -> list[list[int]]:
+    """Positions of a timeline in lanes in which no two spans overlap; times in nanoseconds."""
     lanes: list[list[int]] = []
-    free: list[float] = []
-    start, end = line.start.tolist(), line.end.tolist()
-    for i in np.lexsort((line.end, line.start)).tolist():
-        lane = next((k for k, moment in enumerate(free) if moment <= start[i] + 1e-12), len(free))
+    free: list[int] = []
+    for i in np.lexsort((end, start)).tolist():
+        lane = next((k for k, moment in enumerate(free) if moment <= start[i]), len(free))
         if lane == len(free):
             lanes.append([])
-            free.append(0.0)
+            free.append(0)
         lanes[lane].append(i)
         free[lane] = end[i]
     return lanes
 
 
-def _slices(table: OpTable, line: Timeline, i: int, pid: int, tid: int) -> Iterator[Event]:
-    """The slice of an op, and inside it the wait for participants."""
+def _slices(table: OpTable, line: Timeline, i: int, lasts: tuple[int, int], pid: int, tid: int) -> Iterator[Event]:
+    """The slice of an op, and inside it the wait for participants; ``lasts``: from and to, nanoseconds."""
     row = int(line.op[i])
-    start, end = float(line.start[i]), float(line.end[i])
+    start, end = lasts
     kind = table.kind[row]
-    if end <= start and kind not in COMMUNICATION:
+    if line.end[i] <= line.start[i] and kind not in COMMUNICATION:
         return  # waits and memory events take no time
     arguments: Event = {"kind": kind}
     for name in ("op_class", "phase", "module", "group", "collective", "algorithm", "peer", "time_source"):
@@ -107,34 +113,38 @@ def _slices(table: OpTable, line: Timeline, i: int, pid: int, tid: int) -> Itera
     name = table.name[row] or kind
     category = "communication" if kind in COMMUNICATION else kind
     yield _slice(name, category, pid, tid, start, end, arguments)
-    arrived = float(line.transfer_start[i])
-    if arrived > start:
-        yield _slice("wait for participants", "wait", pid, tid, start, min(arrived, end), {})
+    if line.transfer_start[i] > line.start[i]:
+        arrived = min(_nanoseconds(line.transfer_start[i : i + 1])[0], end)
+        yield _slice("wait for participants", "wait", pid, tid, start, arrived, {})
 
 
-def _slice(name: str, category: str, pid: int, tid: int, start: float, end: float, arguments: Event) -> Event:
+def _slice(name: str, category: str, pid: int, tid: int, start: int, end: int, arguments: Event) -> Event:
     return {
-        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": start * _MICRO,
-        "dur": (end - start) * _MICRO, "args": arguments,
+        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": start / 1000,
+        "dur": (end - start) / 1000, "args": arguments,
     }  # fmt: skip
 
 
 def _arrows(history: History, place: dict[tuple[int, int], int]) -> Iterator[Event]:
-    """Arrows of every message that has more than one participant in the result."""
+    """Arrows of every message that has more than one participant in the result.
+
+    Perfetto ties an end of an arrow to the slice that is open then on its thread. An arrow arrives a nanosecond before
+    the end, so that this is not the next one (after a transfer that takes no time it is).
+    """
     number = 0
     for members in messages(history):
         first = history.last_arriver(members[0])
         first = first if first in members else members[0]
         rank = history.ranks[first[0]]
-        moment = rank.transfer[first[1]] * _MICRO
+        leaves, ends = _nanoseconds(np.array([rank.transfer[first[1]], rank.end[first[1]]]))
+        arrives = max(leaves, ends - 1)
         for other in members:
             if other == first or rank.table.kind[first[1]] == history.ranks[other[0]].table.kind[other[1]] == "recv":
                 continue
             number += 1
             common = {"cat": "communication", "name": rank.table.name[first[1]] or "message", "id": number}
-            yield {"ph": "s", **common, "pid": first[0], "tid": place[first], "ts": moment}
-            end = history.ranks[other[0]].end[other[1]] * _MICRO
-            yield {"ph": "f", "bp": "e", **common, "pid": other[0], "tid": place[other], "ts": end}
+            yield {"ph": "s", **common, "pid": first[0], "tid": place[first], "ts": leaves / 1000}
+            yield {"ph": "f", "bp": "e", **common, "pid": other[0], "tid": place[other], "ts": arrives / 1000}
 
 
 def _counters(result: Result) -> Iterator[Event]:
@@ -142,13 +152,13 @@ def _counters(result: Result) -> Iterator[Event]:
     if result.link_loads:
         yield _meta("process_name", _LINKS_PID, 0, "links")
     for load in result.link_loads:
-        for time, rate in zip(load.time.tolist(), load.rate.tolist(), strict=True):
+        for time, rate in zip(_nanoseconds(load.time), load.rate.tolist(), strict=True):
             yield {
-                "ph": "C", "name": load.link, "pid": _LINKS_PID, "ts": time * _MICRO, "args": {"GB/s": rate / 1e9},
+                "ph": "C", "name": load.link, "pid": _LINKS_PID, "ts": time / 1000, "args": {"GB/s": rate / 1e9},
             }  # fmt: skip
     for use in result.memory:
-        for time, size in zip(use.time.tolist(), use.bytes.tolist(), strict=True):
+        for time, size in zip(_nanoseconds(use.time), use.bytes.tolist(), strict=True):
             yield {
-                "ph": "C", "name": f"memory: {use.category}", "pid": use.rank_class, "ts": time * _MICRO,
+                "ph": "C", "name": f"memory: {use.category}", "pid": use.rank_class, "ts": time / 1000,
                 "args": {"bytes": size},
             }  # fmt: skip

@@ -10,7 +10,7 @@ from emulator.result.schema import RankClass
 
 def class_name(ranks: RankClass) -> str:
     """A class by its ranks, such as ``4 ranks: 0-3``."""
-    return f"rank {ranks.ranks}" if ranks.count == 1 else f"{ranks.count} ranks: {ranks.ranks}"
+    return f"rank {ranks.ranks}" if ranks.count == 1 else f"{ranks.count:,} ranks: {ranks.ranks}"
 
 
 def rank_ranges(text: str) -> list[tuple[int, int]]:

@@ -88,7 +88,7 @@ def _fact_lines(result: Result) -> Iterator[tuple[str, str]]:
             topology.built,
             f"set {overrides}" if overrides else "",
             f"{topology.routing} routing" if topology.routing else "",
-            f"{topology.links_carrying_traffic} of {topology.links} links carry traffic" if topology.links else "",
+            f"{topology.links_carrying_traffic:,} of {topology.links:,} links carry traffic" if topology.links else "",
             separator="; ",
         ),
     )
@@ -103,7 +103,7 @@ def _fact_lines(result: Result) -> Iterator[tuple[str, str]]:
             fused if device.kernels_recorded else "",
         ),
     )
-    yield "op times", ", ".join(f"{number} {source}" for source, number in result.time_sources.items())
+    yield "op times", ", ".join(f"{number:,} {source}" for source, number in result.time_sources.items())
     if result.mfu is not None:
         over = f"over {figures.several(result.world_size, 'rank')} x step x peak"
         counted = f"; counted: {trace.model_flops_note.removeprefix('counted: ')}" if trace.model_flops_note else ""
@@ -112,8 +112,8 @@ def _fact_lines(result: Result) -> Iterator[tuple[str, str]]:
         "folding",
         (
             f"{figures.several(folding.ranks, 'rank')} in {figures.several(folding.rank_classes, 'class')}, "
-            f"{figures.several(folding.groups, 'group')} in {folding.group_classes}, "
-            f"{figures.several(folding.links, 'link')} in {folding.link_classes}"
+            f"{figures.several(folding.groups, 'group')} in {folding.group_classes:,}, "
+            f"{figures.several(folding.links, 'link')} in {folding.link_classes:,}"
             if folding.enabled
             else "off: every rank was replayed"
         ),
@@ -122,7 +122,7 @@ def _fact_lines(result: Result) -> Iterator[tuple[str, str]]:
         yield (
             "replay",
             (
-                f"{result.engine.events} events, {result.engine.solves} solves, "
+                f"{result.engine.events:,} events, {result.engine.solves:,} solves, "
                 f"{figures.seconds(result.engine.cpu_seconds)} of CPU"
             ),
         )

@@ -84,6 +84,8 @@ def _check_rest(result: Result) -> None:
             raise _Misfit("critical_path.op", "names a row that its program lacks")
     for i, load in enumerate(result.link_loads):
         _long(f"link_loads[{i}].rate", load.rate, len(load.time))
+        if load.transfers is not None:
+            _long(f"link_loads[{i}].transfers", load.transfers, len(load.time))
     for i, rate in enumerate(result.compute_rates):
         _below(f"compute_rates[{i}].rank_class", rate.rank_class, len(result.ranks))
         _long(f"compute_rates[{i}].rate", rate.rate, len(rate.time))

@@ -1,6 +1,6 @@
 """A result as plain tables: one row per span, or per stretch of the critical path, columns as arrays.
 
-What ``Result.spans()`` and ``Result.to_pandas()`` give and CSV files hold.
+What ``Result.spans()`` and ``Result.to_pandas()`` give, and CSV and Parquet files hold.
 """
 
 from __future__ import annotations

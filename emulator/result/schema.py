@@ -174,11 +174,16 @@ class CriticalPath(msgspec.Struct):
 
 
 class LinkLoad(msgspec.Struct):
-    """Load of one link (or of each of a class of links) over time: ``rate[i]`` bytes/s from ``time[i]`` on."""
+    """Load of one link (or of each of a class of links) over time: ``rate[i]`` bytes/s from ``time[i]`` on.
+
+    ``transfers[i]`` are on it then (None: not known); ``group_bytes``: what each group's carried in the time shown.
+    """
 
     link: str
     time: Floats
     rate: Floats
+    transfers: Ints | None = None
+    group_bytes: dict[str, float] = {}
 
 
 class ComputeRate(msgspec.Struct):
@@ -221,7 +226,8 @@ class WhatIf(msgspec.Struct):
 class CollectiveUse(msgspec.Struct):
     """All executions of one kind of communication in one group, on one rank class, of one size.
 
-    ``seconds`` is the mean from last arrival to end, ``alone_seconds`` the same algorithm on the idle topology.
+    ``seconds`` is the mean from last arrival to end, ``alone_seconds`` the same algorithm on the idle topology. The
+    rest is lost to other streams of the group's ranks, to other ranks, and to links slower than the topology has them.
     """
 
     collective: str
@@ -238,6 +244,9 @@ class CollectiveUse(msgspec.Struct):
     algbw_bytes_per_second: float | None
     busbw_bytes_per_second: float | None
     congestion: float | None
+    own_rank_seconds: float = 0.0
+    other_ranks_seconds: float = 0.0
+    slower_links_seconds: float = 0.0
 
 
 class LinkUse(msgspec.Struct):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from emulator.topology.tuning import read_tuning
 _KIND, _SUFFIXES = "topologies", (".yaml", ".json")
 _NOT_TOPOLOGIES = {"devices.yaml"}
 _TOP_KEYS = ("routing", "flows_per_pair", "seed", "pxn", "accelerators", "largest", "bundled", "tuning")
+_ALIKE = 0.75  # of the letters: a key that much like a known one was probably meant to be it
 _SHOWN = 64  # ranks, where nobody says how many
 _SAMPLE = 256  # pairs whose routes are compared to see whether a setting changed anything
 
@@ -164,9 +166,7 @@ def _graph_routing(overrides: Mapping[str, str], source: str) -> imports.GraphRo
     known = imports.GraphRouting.__struct_fields__
     unknown = next((key for key in overrides if key not in known), None)
     if unknown is not None:
-        raise InputError(
-            f"a graph file has no key {unknown!r} to set", source=source, remedy=f"known keys: {', '.join(known)}"
-        )
+        raise InputError(f"a graph file has no key {unknown!r} to set", source=source, remedy=_meant(unknown, known))
     routing: imports.GraphRouting = convert(dict(overrides), imports.GraphRouting, source=source)
     return routing
 
@@ -222,13 +222,19 @@ def _overridden(document: dict[str, Any], overrides: Mapping[str, str], source: 
     for key, text in overrides.items():
         value = text.split(",") if "," in text else text
         if key not in known:
-            raise InputError(f"no key {key!r} to set", source=source, remedy=f"known keys: {', '.join(known)}")
+            raise InputError(f"no key {key!r} to set", source=source, remedy=_meant(key, known))
         name, _, field = key.partition(".")
         if field:
             levels[name][field] = value
         else:
             document[name] = value
     return document
+
+
+def _meant(key: str, known: Sequence[str]) -> str:
+    """The key that is spelt much like one that there is not, or those of all levels, or else all there are."""
+    close = [name for name in known if name.endswith(f".{key}")] or get_close_matches(key, known, 1, _ALIKE)
+    return f"did you mean {' or '.join(close)}?" if close else f"known keys: {', '.join(known)}"
 
 
 def _keys(level: object) -> list[str]:

@@ -102,7 +102,7 @@ def title(result: Result, width: int) -> str:
 def class_title(ranks: RankClass) -> str:
     """The number of a class and its ranks."""
     number = f"class {ranks.rank_class}: "
-    return number + (f"rank {ranks.ranks}" if ranks.count == 1 else f"{ranks.count} ranks ({ranks.ranks})")
+    return number + (f"rank {ranks.ranks}" if ranks.count == 1 else f"{ranks.count:,} ranks ({ranks.ranks})")
 
 
 def clipped(text: str, width: int) -> str:
