@@ -23,7 +23,7 @@ from emulator.capture.session import RankCapture  # noqa: E402
 from emulator.capture.workload import Workload, find, load  # noqa: E402
 from emulator.trace import check  # noqa: E402
 from emulator.trace.mesh import program_of_rank  # noqa: E402
-from emulator.trace.schema import Meta, Op, Trace  # noqa: E402
+from emulator.trace.schema import Meta, Op, Ref, Trace  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -95,6 +95,28 @@ def test_the_trace_is_right_and_guarded(real: Trace, strategy: Strategy) -> None
     assert not list(check.faults(real))
     unexpected = {"data_dependencies_without_a_wait", "waits_unmatched", "communication_ops_skipped"}
     assert not unexpected & real.meta.notes.keys()
+
+
+@each
+def test_memory_is_allocated_before_it_is_used_and_freed_once_after(real: Trace, strategy: Strategy) -> None:
+    for program in real.programs:
+        allocated: set[Ref | None] = set()
+        freed: set[Ref | None] = set()
+        used: set[Ref | None] = set()
+        for op in program.ops:
+            assert isinstance(op, Op)
+            if op.kind == "alloc":
+                assert op.storage not in allocated | freed | used
+                allocated.add(op.storage)
+            elif op.kind == "free":
+                assert op.storage not in freed
+                freed.add(op.storage)
+            else:
+                touched = {storage for storage, _ in (*op.reads, *op.writes)}
+                assert not touched & freed
+                used |= touched
+        assert freed & used
+        assert {"activation", "gradient"} <= {op.category for op in program.ops if isinstance(op, Op)}
 
 
 @each

@@ -118,7 +118,8 @@ def capture_rank(workload: Workload, rank: int, names: list[str] | None = None) 
             first, second = (fake.from_tensor(tokens) for tokens in steps)
             module.train_step(job, first)
             with recording() as session:
-                module.train_step(job, second)
+                loss = module.train_step(job, second)
+            del loss  # as by a caller, it was held to the end of the step
             return session.captured(rank, workload.world)
     finally:
         dist.destroy_process_group()

@@ -66,7 +66,8 @@ def _workload_rank(
         module.train_step(job, tokens)
     with recording() as session:
         keeper = state.State(session) if with_state else None
-        module.train_step(job, last)
+        loss = module.train_step(job, last)
+    del loss  # as by a caller, it was held to the end of the step
     capture = session.captured(rank, nproc)
     if keeper is not None:
         capture.exec = keeper.section()

@@ -39,8 +39,9 @@ def row_times(items: Items, variant: Variant, times: NodeTimes) -> RowTimes:
     running = np.cumsum(seconds)
     first = items.rows_ptr[:-1]
     before_item = (running - seconds)[first][item] if count else running
-    start[items.rows] = times.item_start[item] + (running - seconds - before_item)
-    end[items.rows] = times.item_start[item] + (running - before_item)
+    item_end = times.item_end[item]  # which rounding must not let a row pass
+    start[items.rows] = np.minimum(times.item_start[item] + (running - seconds - before_item), item_end)
+    end[items.rows] = np.minimum(times.item_start[item] + (running - before_item), item_end)
     last = items.rows[items.rows_ptr[1:] - 1]
     end[last] = times.item_end  # exactly, not to rounding
     transfer = np.full(count, np.nan)

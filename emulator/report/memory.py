@@ -73,11 +73,15 @@ def memory(result: Result, width: int) -> Iterator[RenderableType]:
     ]
     if device.memory_bytes:
         columns.append(Column("of the\ndevice", [figures.percent(peak, device.memory_bytes) for peak, *_ in shown]))
-    columns += [
-        Column(name, [figures.size(parts.get(name, 0.0)) for *_, parts in shown], 1)
-        for name in dict.fromkeys(name for *_, parts in shown for name in parts)
+    most = {name: max(held.get(name, 0.0) for *_, held in shown) for *_, parts in shown for name in parts}
+    columns += [  # the largest first; the smallest have to go first where space is short
+        Column(name, [figures.size(parts.get(name, 0.0)) for *_, parts in shown], rank)
+        for rank, name in enumerate(sorted(most, key=lambda name: -most[name]), 1)
     ]
-    note = "Bytes alive on each rank at its peak, by category; blocks that an allocator keeps are not in it."
+    note = (
+        "From the trace's allocations and frees: bytes alive on each rank at its peak, by category; blocks that an "
+        "allocator keeps are not in it."
+    )
     if device.memory_bytes and peaks[0][0] > device.memory_bytes:
         note += f" It does not fit into the {figures.size(device.memory_bytes)} of {device.name}."
     if len(peaks) > len(shown):
