@@ -22,6 +22,7 @@ from emulator.capture.blocks import fold  # noqa: E402
 from emulator.capture.merge import merge  # noqa: E402
 from emulator.capture.session import Session, recording  # noqa: E402
 from emulator.capture.workload import find, load  # noqa: E402
+from emulator.trace import check  # noqa: E402
 from emulator.trace.schema import Meta, Op, Program, Trace  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(100)]
@@ -242,3 +243,13 @@ def without_events(trace: Trace) -> Trace:
 
     blocks = {name: kept(body) for name, body in trace.blocks.items()}
     return msgspec.structs.replace(trace, blocks=blocks, programs=[Program(kept(p.ops)) for p in trace.programs])
+
+
+def test_without_memory_events_the_rest_is_the_same() -> None:
+    loaded = load(find("llama.py"), ["--fsdp", "2"])
+    whole, bare = (fake.capture_rank(loaded, 0, memory=memory) for memory in (True, False))
+    trace, other = (merge([capture], loaded.axes, Meta()) for capture in (whole, bare))
+    assert bare.resident == whole.resident
+    rest = [op.name for op in trace.programs[0].ops if op.kind not in ("alloc", "free")]
+    assert rest == [op.name for op in other.programs[0].ops]
+    assert not list(check.faults(other))

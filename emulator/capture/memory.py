@@ -63,7 +63,7 @@ def with_events(tape: Tape, category: Mapping[int, str]) -> tuple[list[Op], list
 
 def categories(tape: Tape, held: Mapping[int, str]) -> dict[int, str]:
     """What each storage is for: ``parameter`` (what FSDP unshards included), ``gradient``, ``optimizer``, ``buffer``,
-    ``communication`` (what a collective or a message reads or fills, and is none of these), or ``activation``.
+    ``communication`` (what a collective or a message fills, and is none of these), or ``activation``.
 
     ``held``: what models and optimizers are known to hold, by storage.
     """
@@ -83,7 +83,7 @@ def categories(tape: Tape, held: Mapping[int, str]) -> dict[int, str]:
         elif op.collective == "reduce_scatter" and op.stream.startswith(_FSDP_STREAM):  # the first FSDP does not pack
             are(op.reads, "gradient")
         if op.kind in COMMUNICATION or name == "all_gather_copy_in":
-            are((*op.reads, *op.writes), "communication")
+            are(op.writes, "communication")
     for number, life in enumerate(lives):
         optimizing = life.born is not None and life.born < len(tape.ops) and tape.ops[life.born].phase == "optimizer"
         found.setdefault(number, "optimizer" if optimizing else "activation")

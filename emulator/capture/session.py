@@ -44,9 +44,10 @@ class RankCapture(msgspec.Struct):
 
 
 class Session:
-    """The parts of a recorder that works; :func:`recording` makes one."""
+    """The parts of a recorder that works; :func:`recording` makes one. ``memory``: write memory events."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, memory: bool = True) -> None:
+        self._memory = memory
         self.tape = Tape()
         self.pipelines = Pipelines()
         self.tags = Tags(self.pipelines)
@@ -54,7 +55,7 @@ class Session:
         self.waits = Waits(self.tape, self.tags, self.streams)
         self.recorder = DispatchRecorder(self.tape, self.tags, self.streams, self.waits, self.pipelines)
         self.holdings = Holdings(self.tape.storages, self.tags)
-        self.ops: list[Op] = []  # once the recording is over: with memory events
+        self.ops: list[Op] = []  # once the recording is over: those of the tape, and memory events
         self.moved: list[int] = []  # place in it of each op on the tape
         self.resident: dict[str, int] = {}
 
@@ -62,7 +63,10 @@ class Session:
         """The step has ended: tell what is alive, and what each storage was for."""
         known, unseen = self.holdings.found()
         category = memory.categories(self.tape, known)
-        self.ops, self.moved = memory.with_events(self.tape, category)
+        if self._memory:
+            self.ops, self.moved = memory.with_events(self.tape, category)
+        else:
+            self.ops, self.moved = self.tape.ops, list(range(len(self.tape.ops)))
         self.resident = memory.before_the_step(self.tape, category, unseen)
 
     def captured(self, rank: int, world: int) -> RankCapture:
@@ -82,8 +86,9 @@ class Session:
 
 
 @contextmanager
-def recording() -> Iterator[Session]:
-    """Record what runs inside. Raises InputError if a recording already runs in this process."""
+def recording(*, memory: bool = True) -> Iterator[Session]:
+    """Record what runs inside, with or without ``memory`` events. Raises InputError if a recording already runs in this
+    process."""
     if not _active.acquire(blocking=False):
         raise InputError(
             "a recording is already running in this process",
@@ -92,7 +97,7 @@ def recording() -> Iterator[Session]:
         )
     try:
         accessors.check_version()
-        session = Session()
+        session = Session(memory=memory)
         with ExitStack() as hooks:
             hooks.enter_context(session.tags)
             hooks.enter_context(session.pipelines.recording())
