@@ -220,7 +220,7 @@ STRATEGIES = [
     Strategy("ddp", 2, "--dp 2", lambda: replicas(2)),
     Strategy("zero-1", 2, "--dp 2 --zero 1", lambda: zero_1(2)),
     Strategy("zero-2", 2, "--fsdp 2 --zero 2", lambda: fsdp(2, gathers=1)),
-    Strategy("zero-2-fsdp1", 2, "--fsdp 2 --zero 2 --fsdp-version 1", lambda: fsdp(2, gathers=1), fake=False),
+    Strategy("zero-2-fsdp1", 2, "--fsdp 2 --zero 2 --fsdp-version 1", lambda: fsdp(2, gathers=1)),
     Strategy("zero-3-fsdp1", 2, "--fsdp 2 --fsdp-version 1", lambda: fsdp(2)),
     Strategy("zero-3", 2, "--fsdp 2", lambda: fsdp(2)),
     Strategy("prefetch", 2, "--fsdp 2 --prefetch 1", lambda: fsdp(2)),

@@ -155,3 +155,14 @@ def test_a_function_runs_when_the_backward_has_ended() -> None:
     second.register_hook(lambda _: accessors.after_backward(lambda: seen.append(first.grad is not None)))
     second.backward()
     assert seen == [True]
+
+
+def test_flat_parameters_ask_two_questions_about_addresses() -> None:
+    module, answers = accessors.address_questions()
+    whole, other, empty = torch.ones(4), torch.ones(4), torch.ones(4)
+    empty.untyped_storage().resize_(0)
+    for ask in (vars(module), answers):  # torch's own answers, and those without addresses
+        assert ask["_same_storage"](whole, whole[2:])
+        assert not ask["_same_storage"](whole, other)
+        assert ask["_data_ptr_allocated"](whole)
+        assert not ask["_data_ptr_allocated"](empty)

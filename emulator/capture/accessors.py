@@ -310,6 +310,26 @@ def tensor_types() -> list[Any]:
     return [torch.Tensor, FakeTensor]
 
 
+def address_questions() -> tuple[Any, dict[str, Callable[..., bool]]]:
+    """The module of the first FSDP's flat parameters, and the functions of it that ask for addresses, which fake
+    tensors lack, each with one that answers the same without."""
+    from torch.distributed.fsdp import _flat_param as module  # noqa: PLC0415
+
+    def local(tensor: torch.Tensor) -> torch.Tensor:
+        return getattr(tensor, "_local_tensor", tensor)
+
+    def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+        return bool(local(a).untyped_storage()._cdata == local(b).untyped_storage()._cdata)
+
+    def allocated(tensor: torch.Tensor) -> bool:
+        return bool(tensor.untyped_storage().nbytes() > 0)
+
+    answers: dict[str, Callable[..., bool]] = {"_same_storage": same_storage, "_data_ptr_allocated": allocated}
+    for name in answers:
+        _get(module, name)
+    return module, answers
+
+
 @contextlib.contextmanager
 def meshes_outside_fake_mode() -> Iterator[None]:
     """Let device meshes be made under FakeTensorMode: their bookkeeping reads tensor values, which fakes lack."""

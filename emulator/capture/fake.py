@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch.distributed as dist
@@ -103,7 +104,9 @@ def capture_rank(workload: Workload, rank: int, names: list[str] | None = None, 
     try:
         mesh = init_device_mesh("cpu", tuple(workload.axes.values()), mesh_dim_names=tuple(workload.axes))
         steps = [module.batch(config, step) for step in range(2)]
+        flat_parameters, answers = accessors.address_questions()
         with (
+            ExitStack() as patches,
             accessors.meshes_outside_fake_mode(),
             patched(*accessors.tracing_question(), lambda: False),
             patched(*accessors.pipeline_vote(), accessors.agree_on_static_shapes),
@@ -112,6 +115,8 @@ def capture_rank(workload: Workload, rank: int, names: list[str] | None = None, 
             FakeTensorMode(allow_non_fake_inputs=True) as fake,
             _LazyWaits(),
         ):
+            for name, answer in answers.items():
+                patches.enter_context(patched(flat_parameters, name, answer))
             names = [] if names is None else names  # of the groups of the first role that this process played
             aliases: set[str] = set()
             _name_as_before(names, aliases)
