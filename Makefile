@@ -34,8 +34,8 @@ traces: $(VENV)/ready-to-test
 	$(BIN)/emu record -o traces/llama.json --world 64 workloads/llama.py --model 8b --fsdp 8 --tp 8
 	OMP_NUM_THREADS=1 $(BIN)/emu record -o traces/llama-tiny-fsdp4.json --nproc 4 --with-state workloads/llama.py --model tiny --fsdp 4
 	$(BIN)/emu record -o traces/mixtral-64.json.zst --world 64 workloads/moe.py --model mixtral-8x7b --ep 8 --fsdp 8 --routing balanced
-	$(BIN)/emu record -o traces/llama-405b-16384.json.zst --world 16384 workloads/llama.py --model 405b --pp 16 --fsdp 128 --tp 8 --microbatches 16
-	$(BIN)/emu record -o traces/deepseek-v3-2048.json.zst --world 2048 workloads/moe.py --model deepseek-v3 --pp 16 --ep 64 --fsdp 2 --microbatches 16 --routing balanced
+	$(BIN)/emu record --no-memory -o traces/llama-405b-16384.json.zst --world 16384 workloads/llama.py --model 405b --pp 16 --fsdp 128 --tp 8 --microbatches 16
+	$(BIN)/emu record --no-memory -o traces/deepseek-v3-2048.json.zst --world 2048 workloads/moe.py --model deepseek-v3 --pp 16 --ep 64 --fsdp 2 --microbatches 16 --routing balanced
 
 # The timeline in the README and the screenshots of docs/report.md.
 picture: $(VENV)/ready-to-run

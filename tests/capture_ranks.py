@@ -217,7 +217,10 @@ def mean_losses(run: Run, mesh: Any) -> list[torch.Tensor]:
 
 
 def share(mine: torch.Tensor, all_of_it: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """The part of a parameter of the whole model that this rank has: experts are dealt out over ``ep``."""
+    """The part of a parameter of the whole model that this rank has: experts are dealt out over ``ep``, and ``tp``."""
     if mine.shape == all_of_it.shape:
         return all_of_it
-    return all_of_it.chunk(mesh["ep"].size())[mesh["ep"].get_local_rank()]
+    place = mesh["ep"].get_local_rank()
+    if len(all_of_it) > len(mine) * mesh["ep"].size():
+        place = place * mesh["tp"].size() + mesh["tp"].get_local_rank()
+    return all_of_it.chunk(len(all_of_it) // len(mine))[place]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -86,7 +88,7 @@ def test_fsdp_holds_the_streams_we_name(fake_world: None) -> None:
     mesh = init_device_mesh("cpu", (4,))
     model = fully_shard(torch.nn.Linear(8, 8), mesh=mesh)
     model(torch.ones(1, 8))  # streams are made in the first forward
-    roles = [name for key, name in accessors.fsdp_streams([]).items() if key in stream_ids(model)]
+    roles = [name for key, name in accessors.fsdp_streams([]).items() if key in streams_of(model)]
     assert sorted(roles) == sorted(accessors.FSDP_STREAMS.values())
     stream, _ = accessors.cpu_stream_types()
     assert isinstance(accessors.default_cpu_stream(), stream)
@@ -95,9 +97,9 @@ def test_fsdp_holds_the_streams_we_name(fake_world: None) -> None:
     assert accessors.current_cpu_stream() is accessors.default_cpu_stream()
 
 
-def stream_ids(model: torch.nn.Module) -> set[int]:
+def streams_of(model: torch.nn.Module) -> set[Any]:
     context = model._get_fsdp_state()._comm_ctx
-    return {id(getattr(context, name)) for name in accessors.FSDP_STREAMS}
+    return {getattr(context, name) for name in accessors.FSDP_STREAMS}
 
 
 def test_meshes_can_be_made_among_fake_tensors_and_the_methods_come_back(fake_world: None) -> None:
@@ -155,3 +157,14 @@ def test_a_function_runs_when_the_backward_has_ended() -> None:
     second.register_hook(lambda _: accessors.after_backward(lambda: seen.append(first.grad is not None)))
     second.backward()
     assert seen == [True]
+
+
+def test_flat_parameters_ask_two_questions_about_addresses() -> None:
+    module, answers = accessors.address_questions()
+    whole, other, empty = torch.ones(4), torch.ones(4), torch.ones(4)
+    empty.untyped_storage().resize_(0)
+    for ask in (vars(module), answers):  # torch's own answers, and those without addresses
+        assert ask["_same_storage"](whole, whole[2:])
+        assert not ask["_same_storage"](whole, other)
+        assert ask["_data_ptr_allocated"](whole)
+        assert not ask["_data_ptr_allocated"](empty)

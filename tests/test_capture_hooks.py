@@ -6,7 +6,7 @@ import gc
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -121,7 +121,7 @@ def test_a_recorded_step_is_told_by_phase_module_and_layer(tmp_path: Path) -> No
             job.step()
             recorder.step()
     trace = check.load(tmp_path / "t.json")
-    ops = trace.programs[0].ops
+    ops = [op for op in trace.programs[0].ops if op.kind == "compute"]
     gemms = [(op.phase, op.module, op.layer) for op in ops if op.op_class == "gemm"]
     down = [("backward", f"layers.{i}.proj", i) for i in (1, 1, 0, 0)]  # for each the weight's and the input's gradient
     assert gemms == [("forward", "layers.0.proj", 0), ("forward", "layers.1.proj", 1), *down]
@@ -209,3 +209,41 @@ def test_reads_by_the_host_hold_it() -> None:
     with recording() as session:
         assert (torch.ones(2) * 3).tolist() == [3.0, 3.0]
     assert [op.kind for op in session.tape.ops] == ["compute", "compute", "host_sync"]
+
+
+def test_on_a_gpu_streams_and_events_work_as_before_and_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for CUDA's: several objects may be one stream, and all waiting goes through events."""
+
+    class Stream(str):
+        __slots__ = ()
+
+    class Event:
+        done: ClassVar[list[tuple[str, str | None]]] = []
+
+        def record(self, stream: Stream | None = None) -> None:
+            self.done.append(("record", stream))
+
+        def wait(self, stream: Stream | None = None) -> None:
+            self.done.append(("wait", stream))
+
+    now = ["main"]
+    device = accessors.Device(True, lambda: Stream(now[0]), lambda: Stream("main"))
+    monkeypatch.setattr(accessors, "stream_device", lambda: device)
+    monkeypatch.setattr(accessors, "cuda_event_type", lambda: Event)
+    with recording() as session:
+        first, second = Event(), Event()
+        rows = torch.ones(2)
+        first.record()
+        first.wait(Stream("side"))
+        now[0] = "side"
+        rows.add_(1)
+        second.record(Stream("side"))
+        now[0] = "main"
+        second.wait()
+        rows.add_(1)
+    found = [(op.kind, op.stream, op.deps) for op in session.tape.ops]
+    assert found == [
+        ("compute", "compute", []), ("wait", "stream", [0]), ("compute", "stream", []), ("wait", "compute", [2]),
+        ("compute", "compute", []),
+    ]  # fmt: skip
+    assert Event.done == [("record", None), ("wait", "side"), ("record", "side"), ("wait", None)]

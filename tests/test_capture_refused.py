@@ -60,3 +60,11 @@ def test_a_fake_world_cannot_route_by_data(tmp_path: Path) -> None:
         record_command(tmp_path / "t.json", "workloads/moe.py", ["--ep", "2"], world=2)
     assert caught.value.remedy == "balanced or skewed"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_says_itself_whether_it_wants_memory_events(tmp_path: Path) -> None:
+    from emulator.capture.command import record_command  # noqa: PLC0415
+
+    (tmp_path / "train.py").write_text("pass\n")
+    with pytest.raises(InputError, match="--no-memory"):
+        record_command(tmp_path / "t.json", str(tmp_path / "train.py"), [], nproc=1, memory=False)

@@ -254,6 +254,30 @@ def test_what_is_allocated_and_not_freed_outlives_the_step():
     assert done[-1].writes == [(2, MB), (3, MB)]
 
 
+def test_what_another_instance_frees_may_still_never_be_in_memory():
+    """Storage 2 lives until the next layer has begun, as a local variable does; its only reader is its own kernel."""
+    layer = [
+        Op(id=10, kind="free", storage=[1, 2], bytes=MB),
+        Op(id=11, kind="alloc", storage=2, bytes=MB),
+        op(0, "pointwise", [1], [2]),
+        op(1, "pointwise", [2], [3]),
+    ]
+    lowered = lower(trace(BlockUse(block="layer", repeat=3), blocks={"layer": layer}), "compile").trace
+    assert [(item.kind, item.sources) for item in lowered.blocks["layer"]] == [("compute", [0, 1])]
+
+
+def test_programs_number_their_storages_each_for_itself():
+    """Storage 2 is 1 MB in one program and 8 MB in the other: an expanded view reads no more than there is."""
+    programs = [
+        Program([op(0, "pointwise", [1], [(2, size)]), op(1, "pointwise", [(2, 9 * MB)], [3])]) for size in (MB, 8 * MB)
+    ]
+    made = trace(programs=programs, ranks=2)
+    made.ranks = [(1, 0), (1, 1)]
+    small, large = (program.ops[0] for program in lower(made, "compile").trace.programs)
+    assert (small.bytes_read, large.bytes_read) == (MB, MB)
+    assert small.sources == large.sources == [0, 1]
+
+
 def test_references_across_blocks_find_the_kernel_and_keep_its_storages():
     blocks = {
         "forward": [

@@ -114,6 +114,14 @@ def test_events_of_a_trace_reach_the_result_and_its_file(tmp_path) -> None:  # t
     assert steps(fill(read)) == steps(made)
 
 
+def test_where_space_is_short_the_smallest_categories_go() -> None:
+    """At the peak there are parameters of 100, gradients of 40 and activations of 30."""
+    lines = text(a_step(), 60).splitlines()
+    header = next(line.split() for line in lines if "peak" in line)
+    assert header[-2:] == ["parameters", "gradient"]
+    assert "No room at this width for: activation." in lines
+
+
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_table_fits(width: int) -> None:
     assert max(map(len, text(a_step(), width).splitlines())) <= width

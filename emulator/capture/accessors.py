@@ -10,6 +10,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -185,6 +186,29 @@ def default_cpu_stream() -> Any:
     return _get(torch.cpu, "_default_cpu_stream")
 
 
+@dataclass(frozen=True)
+class Device:
+    """How to ask a device for its current stream, and for the one that is current where nobody entered another."""
+
+    is_cuda: bool
+    current: Callable[[], Any]
+    default: Callable[[], Any]
+
+
+def stream_device() -> Device:
+    """CUDA if this process has begun to use it, else the CPU."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return Device(True, torch.cuda.current_stream, torch.cuda.default_stream)
+    return Device(False, current_cpu_stream, default_cpu_stream)
+
+
+def cuda_event_type() -> Any:
+    """The event class of CUDA, through whose ``record`` and ``wait`` all that streams wait for each other goes."""
+    for path in ("Event.record", "Event.wait"):
+        _get(torch.cuda, path)
+    return torch.cuda.Event
+
+
 FSDP_STREAMS = {
     "all_gather_copy_in_stream": "fsdp.all_gather_copy_in",
     "all_gather_stream": "fsdp.all_gather",
@@ -201,22 +225,22 @@ FSDP1_STREAMS = {
 }
 
 
-def fsdp_streams(roots: Iterable[nn.Module]) -> dict[int, str]:
-    """``id`` of every stream that FSDP holds in this process, with its role. Several models have several of each.
+def fsdp_streams(roots: Iterable[nn.Module]) -> dict[Any, str]:
+    """Every stream that FSDP holds in this process, with its role. Several models have several of each.
 
     FSDP2 keeps them by itself; those of the first FSDP are attributes of its modules, below ``roots``.
     """
     mapping = _get(torch.distributed, "_composable_state._module_state_mapping")  # module -> weak reference to state
-    names: dict[int, str] = {}
+    names: dict[Any, str] = {}
     for reference in list(mapping.values()):
         context = getattr(reference(), "_comm_ctx", None)
         if context is not None and hasattr(context, "all_gather_stream"):
-            names.update((id(_get(context, attribute)), name) for attribute, name in FSDP_STREAMS.items())
+            names.update((_get(context, attribute), name) for attribute, name in FSDP_STREAMS.items())
     for root in roots:
         for module in root.modules():
             for attribute, name in FSDP1_STREAMS.items():
                 if (stream := getattr(module, attribute, None)) is not None:
-                    names[id(stream)] = name
+                    names[stream] = name
     return names
 
 
@@ -308,6 +332,26 @@ def tensor_types() -> list[Any]:
     except ImportError:
         raise _moved("torch._subclasses.fake_tensor.FakeTensor") from None
     return [torch.Tensor, FakeTensor]
+
+
+def address_questions() -> tuple[Any, dict[str, Callable[..., bool]]]:
+    """The module of the first FSDP's flat parameters, and the functions of it that ask for addresses, which fake
+    tensors lack, each with one that answers the same without."""
+    from torch.distributed.fsdp import _flat_param as module  # noqa: PLC0415
+
+    def local(tensor: torch.Tensor) -> torch.Tensor:
+        return getattr(tensor, "_local_tensor", tensor)
+
+    def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+        return bool(local(a).untyped_storage()._cdata == local(b).untyped_storage()._cdata)
+
+    def allocated(tensor: torch.Tensor) -> bool:
+        return bool(tensor.untyped_storage().nbytes() > 0)
+
+    answers: dict[str, Callable[..., bool]] = {"_same_storage": same_storage, "_data_ptr_allocated": allocated}
+    for name in answers:
+        _get(module, name)
+    return module, answers
 
 
 @contextlib.contextmanager

@@ -52,13 +52,15 @@ class record:
     a later step. A decorated function is recorded in its first two calls; the second, which is a usual one, stays.
 
     ``path`` is the trace file (``.json``, ``.json.gz``, ``.json.zst``); ``with_state`` also keeps what is needed to
-    execute the step again, in a safetensors file beside it. Nothing is written if the enclosed code fails. Raises
+    execute the step again, in a safetensors file beside it; without ``memory`` the trace has no allocations and frees.
+    Nothing is written if the enclosed code fails. Raises
     InputError where recordings would nest, or if the file cannot be written.
     """
 
-    def __init__(self, path: str | Path, *, with_state: bool = False) -> None:
+    def __init__(self, path: str | Path, *, with_state: bool = False, memory: bool = True) -> None:
         self._path = _redirected or Path(path)
         self._with_state = with_state
+        self._memory = memory
         self._hooks = ExitStack()
         self._session: Session | None = None
         self._state: State | None = None
@@ -73,7 +75,7 @@ class record:
     def __enter__(self) -> record:
         self.check()
         self._first = accessors.sequence_number() == 0  # this thread never made an autograd node
-        self._session = self._hooks.enter_context(recording())
+        self._session = self._hooks.enter_context(recording(memory=self._memory))
         self._state = State(self._session) if self._with_state else None
         return self
 
@@ -118,15 +120,18 @@ class Recorder:
                 train_step(batch)
                 recorder.step()
 
-    ``wait`` steps are passed over, ``active`` ones recorded, the rest runs as if nothing were there.
+    ``wait`` steps are passed over, ``active`` ones recorded, the rest runs as if nothing were there. ``with_state`` and
+    ``memory`` are those of :class:`record`.
     """
 
-    def __init__(self, path: str | Path, *, wait: int = 1, active: int = 1, with_state: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, *, wait: int = 1, active: int = 1, with_state: bool = False, memory: bool = True
+    ) -> None:
         if wait < 0 or active < 1:
             raise InputError(
                 f"wait={wait}, active={active}", source="emulator.Recorder", remedy="wait >= 0, active >= 1"
             )
-        self._record = record(path, with_state=with_state)
+        self._record = record(path, with_state=with_state, memory=memory)
         self._wait = wait
         self._active = active
         self._steps = 0

@@ -115,7 +115,7 @@ def _look(op: Op) -> Op:
     """An op without what it refers to and without its layer."""
     return msgspec.structs.replace(
         op, id=0, deps=[], layer=None, module=_module(op), reads=[(0, n) for _, n in op.reads],
-        writes=[(0, n) for _, n in op.writes],
+        writes=[(0, n) for _, n in op.writes], storage=None if op.storage is None else 0,
     )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ class _Book:
         self._storages: dict[int, tuple[int, int]] = {}  # storage -> op that touches it first, number there
         counts: dict[object, int] = {}
         for op in ops:
-            for storage, _ in (*op.reads, *op.writes):
+            for storage in _storages(op):
                 assert isinstance(storage, int)
                 if storage not in self._storages:
                     home = self._homes.get(op.id)
@@ -178,6 +178,7 @@ class _Book:
             "deps": [self.refer(index, dep, self._name(dep), storage=False) for dep in op.deps if isinstance(dep, int)],
             "reads": [(storage(ref), size) for ref, size in op.reads],
             "writes": [(storage(ref), size) for ref, size in op.writes],
+            "storage": None if op.storage is None else storage(op.storage),
         }
         if home is not None:
             changes |= {"id": self._name(index), "layer": None, "module": _module(op)}
@@ -203,11 +204,11 @@ class _Book:
         """The op of all instances, which also says what the first one refers to outside; None if that cannot be said.
 
         Later instances gain references to older ops of a stream for whose newer ops they wait anyway, and storages
-        with 0 bytes: neither changes what they do.
+        with 0 bytes: neither changes what they do. What the first instance frees from before the block is not said.
         """
         deps = [*later.deps, *(dep for dep in first.deps if dep not in later.deps)]
         reads, writes = (_both(getattr(first, side), getattr(later, side)) for side in ("reads", "writes"))
-        if reads is None or writes is None:
+        if reads is None or writes is None or not (first.storage == later.storage or _reaches_back(later.storage)):
             return None
         return msgspec.structs.replace(later, deps=deps, reads=reads, writes=writes)
 
@@ -224,6 +225,16 @@ class _Book:
                 index += 1
 
 
+def _storages(op: Op) -> list[Ref]:
+    """All that an op touches, allocates or frees."""
+    return [*([] if op.storage is None else [op.storage]), *(ref for ref, _ in (*op.reads, *op.writes))]
+
+
+def _reaches_back(ref: Ref | None) -> bool:
+    """Whether a reference is to an earlier instance of the same block, which the first instance does not have."""
+    return isinstance(ref, list) and len(ref) == 2
+
+
 Accesses = list[tuple[Ref, int | float]]
 
 
@@ -232,8 +243,7 @@ def _both(first: Accesses, later: Accesses) -> Accesses | None:
     for (mine, _), (theirs, _) in zip(first, later, strict=True):
         if mine == theirs:
             continue
-        before_the_first = isinstance(theirs, list) and len(theirs) == 2
-        if not before_the_first or isinstance(mine, int):
+        if not _reaches_back(theirs) or isinstance(mine, int):
             return None
         if (mine, 0) not in extra:
             extra.append((mine, 0))

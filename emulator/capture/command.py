@@ -20,6 +20,7 @@ def record_command(
     nproc: int | None = None,
     world: int | None = None,
     with_state: bool = False,
+    memory: bool = True,
     time_limit: float = 600.0,
     progress: Progress = lambda _text: None,
 ) -> Trace:
@@ -28,8 +29,9 @@ def record_command(
     ``script`` is a workload (a module with ``add_arguments``, ``build``, ``batch`` and ``train_step``) or any script
     that calls ``emulator.record`` itself; the latter needs real processes. ``nproc`` real processes over gloo, or a
     fake ``world`` of that many ranks in this process; with neither, a workload's own mesh decides how many processes.
-    ``progress`` is told, in a few words, what is going on. Raises InputError with one line on anything wrong: torch
-    missing, options, sizes that do not fit, a failing rank, ``time_limit`` seconds passed.
+    Without ``memory`` no allocations and frees are recorded. ``progress`` is told, in a few words, what is going on.
+    Raises InputError with one line on anything wrong: torch missing, options, sizes that do not fit, a failing rank,
+    ``time_limit`` seconds passed.
     """
     require_torch()
     if nproc is not None and world is not None:
@@ -46,6 +48,10 @@ def record_command(
     files.check_output(output, with_state=with_state)
     path = workload.find(script)
     if not workload.is_workload(path):
+        if not memory:
+            raise InputError(
+                "a script asks for that itself", source="--no-memory", remedy="emulator.record(..., memory=False)"
+            )
         return _record_script(output, path, arguments, nproc, world, with_state, time_limit, progress)
     loaded = workload.load(path, arguments)
     ranks = world or nproc or loaded.world
@@ -56,11 +62,13 @@ def record_command(
     if world is not None:
         from emulator.capture import fake  # noqa: PLC0415
 
-        return files.save_world(output, fake.capture_roles(loaded, progress), loaded)
+        return files.save_world(output, fake.capture_roles(loaded, progress, memory=memory), loaded)
     from emulator.capture import real  # noqa: PLC0415
 
     progress(f"recording {ranks} processes")
-    captures, contents = real.capture_processes(path, arguments, ranks, with_state=with_state, time_limit=time_limit)
+    captures, contents = real.capture_processes(
+        path, arguments, ranks, with_state=with_state, memory=memory, time_limit=time_limit
+    )
     axes = loaded.axes or {"world": ranks}
     meta = files.complete(loaded.meta(), captures, axes)
     meta.source = "torch"

@@ -21,7 +21,7 @@ from emulator.capture.patching import patched
 from emulator.capture.pipelines import Pipelines
 from emulator.capture.streams import StreamPlan
 from emulator.capture.tags import Tags
-from emulator.capture.tape import Tape, Touched
+from emulator.capture.tape import GROUP_STREAM, Tape, Touched
 from emulator.capture.waits import Waits
 from emulator.trace.schema import Op
 
@@ -109,13 +109,12 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not
         if name in classify.HOST_SYNCS:
             return self._host_sync(f"aten.{name}", inputs)
         outputs = tensors(out)
-        if name in classify.ALLOCATIONS:
-            for tensor in outputs:
-                self.tape.storages.id_of(tensor)
-            self.tape.notes["allocations_skipped"] += 1
-            return None
         if name in classify.SAME_MEMORY:
             self.tape.storages.same(outputs[0], self.tape.storages.id_of(inputs[0])[0])
+        self._allocated(outputs)
+        if name in classify.ALLOCATIONS:
+            self.tape.notes["allocations_skipped"] += 1
+            return None
         reads, writes = self._accesses(name, func, args, kwargs, inputs, outputs)
         if not writes:
             self.tape.notes["views_skipped"] += 1
@@ -138,6 +137,11 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not
             **self._tags.fields(),
         )
         return self.tape.add(op, reads=reads, writes=writes)
+
+    def _allocated(self, outputs: list[torch.Tensor]) -> None:
+        """What an op returns and nobody has seen is new memory, of the stream on which the op runs."""
+        for tensor in outputs:
+            self.tape.storages.allocated(tensor, self._streams.current())
 
     def _accesses(
         self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
@@ -184,9 +188,10 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not
             self.tape.notes["views_skipped" if name == "_wrap_tensor_autograd" else "communication_ops_skipped"] += 1
             return None
         op, issuing = message.op, self._streams.current()
+        self._allocated(message.outputs)
         op.group = self._group(message.ranks)
         op.is_async = message.is_async
-        op.stream = f"group:{op.group}" if message.is_async else issuing
+        op.stream = f"{GROUP_STREAM}{op.group}" if message.is_async else issuing
         if op.kind == "collective":
             fields = self._tags.fields()
         else:

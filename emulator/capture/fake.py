@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch.distributed as dist
@@ -57,7 +58,9 @@ class _LazyWaits(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed
         return func(*args, **(kwargs or {}))
 
 
-def capture_roles(workload: Workload, progress: Callable[[str], None] = lambda _text: None) -> list[RankCapture]:
+def capture_roles(
+    workload: Workload, progress: Callable[[str], None] = lambda _text: None, *, memory: bool = True
+) -> list[RankCapture]:
     """A capture of one rank of each role, in the order of the ranks: the one with place 0 on all other axes."""
     extents = list(workload.axes.values())
     places = [range(extent) if axis in workload.roles else range(1) for axis, extent in workload.axes.items()]
@@ -68,7 +71,7 @@ def capture_roles(workload: Workload, progress: Callable[[str], None] = lambda _
         rank = sum(at * math.prod(extents[i + 1 :]) for i, at in enumerate(place))
         progress(f"recording a fake world of {workload.world}: rank {rank}, {number + 1} of {count} roles")
         try:
-            captures.append(capture_rank(workload, rank, names))
+            captures.append(capture_rank(workload, rank, names, memory=memory))
         except EmuError:
             raise
         except Exception as error:  # whatever the workload raises
@@ -88,7 +91,7 @@ def _name_as_before(names: list[str], done: set[str]) -> None:
             accessors.name_group_also(name, group)
 
 
-def capture_rank(workload: Workload, rank: int, names: list[str] | None = None) -> RankCapture:
+def capture_rank(workload: Workload, rank: int, names: list[str] | None = None, *, memory: bool = True) -> RankCapture:
     """The second step of ``workload`` as ``rank`` of its world sees it.
 
     The first step fills torch's caches, with fake full-size tensors, and would count work that is not there. Raises
@@ -101,7 +104,9 @@ def capture_rank(workload: Workload, rank: int, names: list[str] | None = None) 
     try:
         mesh = init_device_mesh("cpu", tuple(workload.axes.values()), mesh_dim_names=tuple(workload.axes))
         steps = [module.batch(config, step) for step in range(2)]
+        flat_parameters, answers = accessors.address_questions()
         with (
+            ExitStack() as patches,
             accessors.meshes_outside_fake_mode(),
             patched(*accessors.tracing_question(), lambda: False),
             patched(*accessors.pipeline_vote(), accessors.agree_on_static_shapes),
@@ -110,6 +115,8 @@ def capture_rank(workload: Workload, rank: int, names: list[str] | None = None) 
             FakeTensorMode(allow_non_fake_inputs=True) as fake,
             _LazyWaits(),
         ):
+            for name, answer in answers.items():
+                patches.enter_context(patched(flat_parameters, name, answer))
             names = [] if names is None else names  # of the groups of the first role that this process played
             aliases: set[str] = set()
             _name_as_before(names, aliases)
@@ -117,8 +124,9 @@ def capture_rank(workload: Workload, rank: int, names: list[str] | None = None) 
             _name_as_before(names, aliases)
             first, second = (fake.from_tensor(tokens) for tokens in steps)
             module.train_step(job, first)
-            with recording() as session:
-                module.train_step(job, second)
+            with recording(memory=memory) as session:
+                loss = module.train_step(job, second)
+            del loss  # as by a caller, it was held to the end of the step
             return session.captured(rank, workload.world)
     finally:
         dist.destroy_process_group()

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.capture.session import RankCapture
+from emulator.capture.tape import GROUP_STREAM
 from emulator.trace.schema import Group, Mesh, Meta, Op, PerRank, Program, RankNumber, RanksByAxis, Trace
 
-GROUP_STREAM = "group:"  # prefix of a stream that belongs to a communicator, until that has its name
 Ints = NDArray[np.int64]
 
 

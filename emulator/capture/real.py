@@ -25,16 +25,15 @@ WARM_UP = 2  # steps before the recorded one: the first sets things up, in the s
 
 
 def capture_processes(
-    path: Path, arguments: Sequence[str], nproc: int, *, with_state: bool, time_limit: float
+    path: Path, arguments: Sequence[str], nproc: int, *, with_state: bool, memory: bool, time_limit: float
 ) -> tuple[list[Any], list[bytes]]:
     """Run a few steps of a workload in ``nproc`` processes: captures of the last, and contents if asked for."""
     from emulator.capture.session import RankCapture  # noqa: PLC0415 - torch only when a job is really run
 
     with tempfile.TemporaryDirectory(prefix="emu-record-") as name:
         folder = Path(name)
-        run_ranks(
-            _workload_rank, (path, tuple(arguments), with_state), nproc, folder, source=str(path), time_limit=time_limit
-        )
+        job = (path, tuple(arguments), with_state, memory)
+        run_ranks(_workload_rank, job, nproc, folder, source=str(path), time_limit=time_limit)
         captures = [
             msgspec.msgpack.decode((folder / f"capture.{rank}").read_bytes(), type=RankCapture) for rank in range(nproc)
         ]
@@ -43,7 +42,7 @@ def capture_processes(
 
 
 def _workload_rank(
-    rank: int, nproc: int, folder: Path, path: Path, arguments: tuple[str, ...], with_state: bool
+    rank: int, nproc: int, folder: Path, path: Path, arguments: tuple[str, ...], with_state: bool, memory: bool
 ) -> None:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
@@ -64,9 +63,10 @@ def _workload_rank(
     *earlier, last = (module.batch(config, step) for step in range(WARM_UP + 1))
     for tokens in earlier:
         module.train_step(job, tokens)
-    with recording() as session:
+    with recording(memory=memory) as session:
         keeper = state.State(session) if with_state else None
-        module.train_step(job, last)
+        loss = module.train_step(job, last)
+    del loss  # as by a caller, it was held to the end of the step
     capture = session.captured(rank, nproc)
     if keeper is not None:
         capture.exec = keeper.section()

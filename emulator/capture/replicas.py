@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,10 +44,12 @@ class Replicas(nn.Module):  # type: ignore[misc]  # torch is not typed here
         self._buckets: list[_Bucket] = []
         self._place: dict[int, tuple[_Bucket, Tensor]] = {}
         self._ready: list[Tensor] = []  # parameters in the order in which their gradients came
+        self._added: Tensor | None = None
         self._sent = 0
         self._rebuilt = False
         self._make_buckets([self._parameters_in_order[::-1]])
         for parameter in self._parameters_in_order:
+            parameter.register_hook(partial(self._gradient_comes, parameter))
             parameter.register_post_accumulate_grad_hook(self._gradient_is_ready)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +68,15 @@ class Replicas(nn.Module):  # type: ignore[misc]  # torch is not typed here
         self._buckets = [_Bucket(parameters) for parameters in groups]
         self._place = {id(p): (b, view) for b in self._buckets for p, view in zip(b.parameters, b.views, strict=True)}
 
+    def _gradient_comes(self, parameter: Tensor, gradient: Tensor) -> None:
+        """The reducer runs while the engine still holds what it adds to a gradient that is there."""
+        self._added = gradient if parameter.grad is not None else None
+
     def _gradient_is_ready(self, parameter: Tensor) -> None:
+        self._reduce(parameter)
+        self._added = None
+
+    def _reduce(self, parameter: Tensor) -> None:
         if not self.synchronous:
             return
         if not any(bucket.filled for bucket in self._buckets):

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
 
-from emulator.capture import accessors
+from emulator.capture import accessors, memory
 from emulator.capture.dispatch import DispatchRecorder
+from emulator.capture.holdings import Holdings
 from emulator.capture.patching import patched
 from emulator.capture.pipelines import Pipelines
 from emulator.capture.streams import StreamPlan
@@ -45,26 +44,41 @@ class RankCapture(msgspec.Struct):
 
 
 class Session:
-    """The parts of a recorder that works; :func:`recording` makes one."""
+    """The parts of a recorder that works; :func:`recording` makes one. ``memory``: write memory events."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, memory: bool = True) -> None:
+        self._memory = memory
         self.tape = Tape()
         self.pipelines = Pipelines()
         self.tags = Tags(self.pipelines)
         self.streams = StreamPlan(self.tape, self.tags)
         self.waits = Waits(self.tape, self.tags, self.streams)
         self.recorder = DispatchRecorder(self.tape, self.tags, self.streams, self.waits, self.pipelines)
+        self.holdings = Holdings(self.tape.storages, self.tags)
+        self.ops: list[Op] = []  # once the recording is over: those of the tape, and memory events
+        self.moved: list[int] = []  # place in it of each op on the tape
+        self.resident: dict[str, int] = {}
+
+    def close(self) -> None:
+        """The step has ended: tell what is alive, and what each storage was for."""
+        known, unseen = self.holdings.found()
+        category = memory.categories(self.tape, known)
+        if self._memory:
+            self.ops, self.moved = memory.with_events(self.tape, category)
+        else:
+            self.ops, self.moved = self.tape.ops, list(range(len(self.tape.ops)))
+        self.resident = memory.before_the_step(self.tape, category, unseen)
 
     def captured(self, rank: int, world: int) -> RankCapture:
-        """What was recorded, with the bytes that models and optimizers hold."""
-        resident, params, dtype, layers = _holdings(self.tags)
+        """What was recorded, with the bytes that were alive before."""
+        params, dtype, layers = self.holdings.size()
         return RankCapture(
             rank=rank,
             world=world,
-            ops=self.tape.ops,
+            ops=self.ops,
             groups={name: list(ranks) for name, ranks in self.recorder.groups.items()},
             notes=dict(sorted(self.tape.notes.items())),
-            resident=resident,
+            resident=self.resident,
             params=params,
             dtype=dtype,
             layers=layers,
@@ -72,8 +86,9 @@ class Session:
 
 
 @contextmanager
-def recording() -> Iterator[Session]:
-    """Record what runs inside. Raises InputError if a recording already runs in this process."""
+def recording(*, memory: bool = True) -> Iterator[Session]:
+    """Record what runs inside, with or without ``memory`` events. Raises InputError if a recording already runs in this
+    process."""
     if not _active.acquire(blocking=False):
         raise InputError(
             "a recording is already running in this process",
@@ -82,29 +97,32 @@ def recording() -> Iterator[Session]:
         )
     try:
         accessors.check_version()
-        session = Session()
+        session = Session(memory=memory)
         with ExitStack() as hooks:
             hooks.enter_context(session.tags)
             hooks.enter_context(session.pipelines.recording())
             hooks.enter_context(session.streams.recording())
             hooks.enter_context(session.waits.recording(session.recorder.paused))
             hooks.enter_context(_shape_inference(session.recorder))
-            hooks.enter_context(_resizes(session.tape))
+            hooks.enter_context(_resizes(session))
+            hooks.enter_context(session.tape.storages.watched())
+            hooks.enter_context(session.holdings.recording())
             hooks.enter_context(session.recorder.host_reads())
             hooks.enter_context(session.recorder)
             yield session
+            session.close()
     finally:
         _active.release()
 
 
 @contextmanager
-def _resizes(tape: Tape) -> Iterator[None]:
+def _resizes(session: Session) -> Iterator[None]:
     """A storage that shrinks to nothing or grows from it starts a new life (FSDP2 frees parameters this way)."""
     original = torch.UntypedStorage.resize_
 
     def resize(storage: torch.UntypedStorage, size: int) -> Any:
         if size == 0 or storage.nbytes() == 0:
-            tape.storages.renew(storage)
+            session.tape.storages.resized(storage, size, session.streams.current())
         return original(storage, size)
 
     with patched(torch.UntypedStorage, "resize_", resize):
@@ -123,38 +141,3 @@ def _shape_inference(recorder: DispatchRecorder) -> Iterator[None]:
 
     with patched(owner, name, infer):
         yield
-
-
-def _holdings(tags: Tags) -> tuple[dict[str, int], int, str, int]:
-    """Bytes this rank holds between steps by kind, parameters of the whole model, their dtype, number of layers."""
-    bytes_of: dict[str, dict[int, int]] = {"parameter": {}, "gradient": {}, "buffer": {}, "optimizer": {}}
-
-    def hold(kind: str, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            local = value._local_tensor if isinstance(value, DTensor) else value
-            storage = local.untyped_storage()
-            bytes_of[kind][storage._cdata] = storage.nbytes()
-
-    parameters: dict[int, nn.Parameter] = {}
-    layers: set[str] = set()
-    for root in tags.roots:
-        layers.update(path for path, module in root.named_modules() if _is_layer(path, module))
-        parameters.update((id(p), p) for p in root.parameters())
-        for buffer in root.buffers():
-            hold("buffer", buffer)
-    for optimizer in tags.optimizers:
-        parameters.update((id(p), p) for group in optimizer.param_groups for p in group["params"])
-        for state in optimizer.state.values():
-            for value in state.values():
-                hold("optimizer", value)
-    for parameter in parameters.values():
-        hold("parameter", parameter)
-        hold("gradient", parameter.grad)
-    dtype = next((str(p.dtype).removeprefix("torch.") for p in parameters.values()), "")
-    resident = {kind: sum(held.values()) for kind, held in bytes_of.items() if held}
-    return resident, sum(p.numel() for p in parameters.values()), dtype, len(layers)
-
-
-def _is_layer(path: str, module: nn.Module) -> bool:
-    """One of a numbered row of modules that is not inside another one: ``layers.3``, but not ``layers.3.experts.1``."""
-    return path.rpartition(".")[2].isdigit() and sum(part.isdigit() for part in path.split(".")) == 1

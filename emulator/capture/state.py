@@ -31,6 +31,7 @@ class State:
     """Hangs in a session's recorder and keeps calls and contents of one rank."""
 
     def __init__(self, session: Session) -> None:
+        self._session = session
         self._tape: Tape = session.tape
         self._tags = session.tags
         self._tensors: dict[tuple[Any, ...], int] = {}
@@ -51,7 +52,7 @@ class State:
             "numerics": numerics(),
             "tensors": [list(key) for key in self._tensors],
             "storages": {str(number): size for number, size in sorted(self._sizes.items())},
-            "calls": self._calls,
+            "calls": [call | {"op": self._session.moved[call["op"]]} for call in self._calls],
             "after": msgspec.to_builtins(after),
         }
 
@@ -63,7 +64,7 @@ class State:
     def _before(self, _func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor in tensors((args, kwargs)):
             number, is_new = self._tape.storages.id_of(tensor)
-            if is_new and number not in self._tape.storages.fresh:
+            if is_new:
                 storage = tensor.untyped_storage()
                 self._outside[number] = storage
                 self._dtypes[number] = tensor.dtype
@@ -86,7 +87,7 @@ class State:
             self._optimized.update(storage for storage, _ in self._tape.ops[op].writes)  # type: ignore[misc]
         self._calls.append(
             {
-                "op": op,
+                "op": op,  # on the tape
                 "call": f"{func.namespace}.{func._overloadpacket.__name__}.{func._overloadname}",
                 "args": [self._encode(arg) for arg in args],
                 "kwargs": {name: self._encode(value) for name, value in kwargs.items()},

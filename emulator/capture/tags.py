@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import weakref
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,7 @@ class Tags:
         self._pipelines = pipelines
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models seen
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.met: Callable[[nn.Module], None] | None = None  # is told of each model as it first runs
         self.first_step = False  # an optimizer made its state
         self._places: weakref.WeakKeyDictionary[nn.Module, Place] = weakref.WeakKeyDictionary()
         self._stack: list[Place] = []
@@ -134,6 +136,8 @@ class Tags:
             self.roots.add(module)
             for path, child in module.named_modules():
                 self._places.setdefault(child, place_of(path, child))
+            if self.met is not None:
+                self.met(module)
         place = self._places.get(module)
         if place is None:  # made during the forward, or not registered with its parent
             parent = self._stack[-1] if self._stack else OUTSIDE

@@ -7,58 +7,15 @@ for, are left out: every stream carries a vector clock of how far it has seen th
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-
+from emulator.capture.storages import Storages
 from emulator.trace.schema import Op
 
+GROUP_STREAM = "group:"  # prefix of a stream that belongs to a communicator, until that has its name
 Touched = list[tuple[int, int]]  # storage id, bytes
-
-
-class Storages:
-    """Numbers storages. A number means one allocation with one lifetime: memory that is freed and used again, or
-    resized from or to nothing (FSDP2 frees parameters that way), gets a new one."""
-
-    def __init__(self) -> None:
-        self._ids: dict[int, int] = {}
-        self._count = 0
-        self.fresh: set[int] = set()  # numbers of storages that began, in the recording, as memory nobody had written
-        self._renewed: set[int] = set()
-
-    def id_of(self, tensor: torch.Tensor) -> tuple[int, bool]:
-        """Number of the tensor's storage, and whether it is met for the first time."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self._ids.get(key)
-        if known is not None:
-            return known, False
-        number = self._count
-        self._count += 1
-        self._name(storage, number)
-        if key in self._renewed:
-            self._renewed.discard(key)
-            self.fresh.add(number)
-        return number, True
-
-    def same(self, tensor: torch.Tensor, number: int) -> None:
-        """Give the tensor's storage a number that exists: under fake tensors some ops return a copy of what they are
-        given where real ones return the very same memory."""
-        if self._ids.get(tensor.untyped_storage()._cdata) != number:
-            self._name(tensor.untyped_storage(), number)
-
-    def _name(self, storage: torch.UntypedStorage, number: int) -> None:
-        key = storage._cdata
-        self._ids[key] = number
-        weakref.finalize(storage, self._ids.pop, key, None).atexit = False
-
-    def renew(self, storage: torch.UntypedStorage) -> None:
-        """Forget a storage whose contents ended; its next use gets a new number."""
-        self._ids.pop(storage._cdata, None)
-        self._renewed.add(storage._cdata)
 
 
 def lane_of(op: Op) -> str:
@@ -69,12 +26,14 @@ def lane_of(op: Op) -> str:
 
 
 class Tape:
-    """Ops of one rank in the order the host issued them. ``notes`` counts what was left out or guessed."""
+    """Ops of one rank in the order the host issued them. ``notes`` counts what was left out or guessed; ``waits`` lists
+    every wait, those that were left out too: at which op, which stream, for which op."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
-        self.storages = Storages()
+        self.storages = Storages(self.ops)
         self.notes: Counter[str] = Counter()
+        self.waits: list[tuple[int, str, int]] = []
         self._lane: list[str] = []  # of each op
         self._lanes: dict[str, set[str]] = {}  # stream -> lanes of lone messages on it
         self._last: dict[str, int] = {}  # lane -> its last op
@@ -148,6 +107,13 @@ class Tape:
             self.add(Op(id=0, kind="wait", stream=stream, **tags), after=[target], touched=touched)
         else:
             self.notes["waits_without_effect"] += 1
+        if target is not None:
+            self.waits.append((len(self.ops), stream, target))
+
+    def last_use(self, storage: int) -> int | None:
+        """The op that read or wrote a storage last, None if none did."""
+        ops = [*self._readers.get(storage, ()), self._writer.get(storage, -1)]
+        return max(ops) if max(ops) >= 0 else None
 
     def _needed(self, lane: str, ops: set[int]) -> set[int]:
         """Those of ``ops`` that order on the lane and earlier waits do not imply, and none that another implies."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -21,13 +22,15 @@ class Waits:
         self._tape = tape
         self._tags = tags
         self._streams = streams
-        self._ops: dict[int, tuple[int | None, Any]] = {}  # id of the work -> its op, and the work itself, kept alive
+        self._ops: dict[int, tuple[int | None, weakref.ref[Any]]] = {}  # id of the work -> its op, and which work it is
+        self._unwaited: dict[int, Any] = {}  # kept alive until waited for: later its tensors may go
         self._open: dict[int, int] = {}  # storage -> asynchronous op that fills it, not waited for yet
 
     def issued(self, boxed: Any, op: int, *, is_async: bool) -> None:
         """Note the work that a c10d op returned. A synchronous op needs no wait: its stream waits by itself."""
         work = accessors.work(boxed)
-        self._ops[id(work)] = (op if is_async else None, work)
+        self._ops[id(work)] = (op if is_async else None, weakref.ref(work))
+        self._unwaited[id(work)] = work
         if is_async:
             self._open.update((storage, op) for storage, _ in self._tape.ops[op].writes)  # type: ignore[misc]
 
@@ -56,8 +59,9 @@ class Waits:
             def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
                 with inside():
                     result = original(work, *args, **kwargs)
-                op, _ = self._ops.get(id(work), (-1, None))
-                if op == -1:
+                op, known = self._ops.get(id(work), (None, None))
+                self._unwaited.pop(id(work), None)
+                if known is None or known() is not work:
                     self._tape.notes["waits_unmatched"] += 1
                 elif op is not None:
                     for storage, _ in self._tape.ops[op].writes:

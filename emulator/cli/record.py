@@ -22,6 +22,7 @@ def record(
     with_state: Annotated[
         bool, typer.Option("--with-state", help="Keep what `emu verify` needs: arguments of every op, tensors beside.")
     ] = False,
+    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Record allocations and frees.")] = True,
     time_limit: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 600.0,
 ) -> None:
     """Record one training step of a torch job; what follows SCRIPT goes to the script.
@@ -41,8 +42,8 @@ def record(
             print(f"emu: {text} ...", file=sys.stderr)
 
     trace = record_command(
-        output, script, context.args, nproc=nproc, world=world, with_state=with_state, time_limit=time_limit,
-        progress=say,
+        output, script, context.args, nproc=nproc, world=world, with_state=with_state, memory=memory,
+        time_limit=time_limit, progress=say,
     )  # fmt: skip
     ops = sum(len(program.ops) for program in trace.programs)
     print(f"{output}: {several(trace.world_size, 'rank')}, {several(len(trace.programs), 'program')}, {ops:,} lines")

@@ -7,7 +7,7 @@ simulated schedule can still be carried out op by op.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -56,6 +56,7 @@ class _Links:
 
     size: Mapping[tuple[str, int], Number]  # bytes of a storage, see _sizes
     storages: Mapping[str, set[int]]  # referred to from another block or instance
+    freed: Mapping[str, set[int]]  # storages that are freed, there or elsewhere
     awaited: Mapping[str, set[int]]  # ops that an op elsewhere, on another stream, depends on
 
 
@@ -67,6 +68,7 @@ def _contexts(trace: Trace) -> Iterator[tuple[str, Items]]:
 
 def _links(trace: Trace) -> _Links:
     storages: dict[str, set[int]] = defaultdict(set)
+    freed: dict[str, set[int]] = defaultdict(set)
     streams: dict[tuple[str, int], set[str]] = defaultdict(set)
     for home, items in _contexts(trace):
         for op in items:
@@ -80,21 +82,30 @@ def _links(trace: Trace) -> _Links:
             for ref, _ in (*op.reads, *op.writes):
                 if isinstance(key := storage_key(ref, home), tuple):
                     storages[key[2]].add(key[1])
+            if op.kind == "free" and op.storage is not None:
+                block, name = _home_of(op.storage, home)
+                freed[block].add(name)
             for dep in op.deps if op.kind not in ("alloc", "free") else ():
                 if not isinstance(dep, int):
                     block, name = (str(dep[2]) if len(dep) == 3 else home), int(dep[1])
                     if streams[block, name] != {op.stream}:
                         awaited[block].add(name)
-    return _Links(size=_sizes(trace), storages=storages, awaited=awaited)
+    return _Links(size=_sizes(_contexts(trace)), storages=storages, freed=freed, awaited=awaited)
 
 
-def _sizes(trace: Trace) -> dict[tuple[str, int], Number]:
+def _home_of(ref: Ref, home: str) -> tuple[str, int]:
+    """The block in which a storage lives that is named in block ``home``, and its number there."""
+    key = storage_key(ref, home)
+    return (home, key) if isinstance(key, int) else (key[2], key[1])
+
+
+def _sizes(contexts: Iterable[tuple[str, Items]]) -> dict[tuple[str, int], Number]:
     """Bytes of every storage: as allocated; else, if its own block begins by writing it, all that is written there (a
     later read of more is of an expanded view); else the largest access."""
     allocated: dict[tuple[str, int], Number] = {}
     written: dict[tuple[str, int], Number] = {}
     largest: dict[tuple[str, int], Number] = defaultdict(int)
-    for home, items in _contexts(trace):
+    for home, items in contexts:
         for op in items:
             if isinstance(op, BlockUse):
                 continue
@@ -102,8 +113,7 @@ def _sizes(trace: Trace) -> dict[tuple[str, int], Number]:
                 allocated[home, op.storage] = op.bytes
             read = {storage_key(ref, home) for ref, _ in op.reads}
             for ref, amount in (*op.reads, *op.writes):
-                key = storage_key(ref, home)
-                storage = (home, key) if isinstance(key, int) else (key[2], key[1])
+                key, storage = storage_key(ref, home), _home_of(ref, home)
                 if isinstance(key, int) and key not in read and (storage in written or storage not in largest):
                     written[storage] = written.get(storage, 0) + amount
                 largest[storage] = max(largest[storage], amount)
@@ -114,16 +124,28 @@ def _compile(trace: Trace) -> Trace:
     links = _links(trace)
     renamed: dict[str, list[dict[int, int]]] = defaultdict(list)  # by block; "" has one for every program
     fused: list[tuple[str, list[Op | BlockUse]]] = []
+    gone: set[tuple[str, int]] = set()  # storages that exist no more
     for home, items in _contexts(trace):
-        lowered, names = _fuse_items(items, home, links)
+        lowered, names, kept_inside = _fuse_items(items, home, links)
         renamed[home].append(names)
         fused.append((home, lowered))
+        gone.update((home, storage) for storage in kept_inside)
     across = {home: _agreed(names) for home, names in renamed.items()}
     own = {home: iter(names) for home, names in renamed.items()}
-    done = [(home, _point_anew(items, home, next(own[home]), across)) for home, items in fused]
+    done = [(home, _point_anew(_without(items, home, gone), home, next(own[home]), across)) for home, items in fused]
     blocks = {home: [op for op in items if isinstance(op, Op)] for home, items in done if home}
     programs = [Program(ops=items) for home, items in done if not home]
     return msgspec.structs.replace(trace, blocks=blocks, programs=programs)
+
+
+def _without(items: Items, home: str, gone: set[tuple[str, int]]) -> list[Op | BlockUse]:
+    """``items`` without the frees of what other blocks have made and do not make any more."""
+    return [
+        item
+        for item in items
+        if not (isinstance(item, Op) and item.kind == "free" and isinstance(item.storage, list))
+        or _home_of(item.storage, home) not in gone
+    ]
 
 
 def _agreed(names: Sequence[dict[int, int]]) -> dict[int, int | None]:
@@ -171,22 +193,24 @@ def _turned(dep: Ref, home: str, own: Mapping[int, int], across: Mapping[str, Ma
 def _place(items: Items, home: str, links: _Links) -> Place:
     ops = [op for op in items if isinstance(op, Op)]
     by_id = {op.id: op for op in ops}
+    sizes = links.size if home else _sizes([(home, items)])  # programs number their own storages each for itself
     touched: Counter[Storage] = Counter()
     size: dict[Storage, Number] = {}
     kept = set(links.storages.get(home, ()))
     allocated: set[int] = set()
-    freed: set[int] = set()
     for op in ops:
         keys = {storage_key(ref, home) for ref, _ in (*op.reads, *op.writes)}
         touched.update(keys)
         for key in keys:
-            size[key] = links.size[(home, key) if isinstance(key, int) else (key[2], key[1])]
-        if isinstance(op.storage, int):
-            (allocated if op.kind == "alloc" else freed).add(op.storage)
+            size[key] = sizes[home, key] if isinstance(key, int) else links.size[key[2], key[1]]
+        if op.kind == "alloc" and isinstance(op.storage, int):
+            allocated.add(op.storage)
         if op.kind in ("collective", "send") and not op.reads:  # it takes what the ops before it wrote
             producers = [by_id[dep] for dep in op.deps if isinstance(dep, int) and dep in by_id]
             kept.update(ref for producer in producers for ref, _ in producer.writes if isinstance(ref, int))
-    return Place(home=home, size=size, touched=touched, kept=frozenset(kept | (allocated - freed)))
+    return Place(
+        home=home, size=size, touched=touched, kept=frozenset(kept | (allocated - links.freed.get(home, set())))
+    )
 
 
 def _awaited(items: Items, home: str, links: _Links) -> set[int]:
@@ -231,8 +255,9 @@ class _Moves:
     names: dict[int, int]
 
 
-def _fuse_items(items: Items, home: str, links: _Links) -> tuple[list[Op | BlockUse], dict[int, int]]:
-    """``items`` with its runs as kernels, and the ids of the ops that stand for fused-away ones."""
+def _fuse_items(items: Items, home: str, links: _Links) -> tuple[list[Op | BlockUse], dict[int, int], set[int]]:
+    """``items`` with its runs as kernels, the ids of the ops that stand for fused-away ones, and the storages that
+    exist no more."""
     place = _place(items, home, links)
     awaited = _awaited(items, home, links)
     moves = _Moves(ops=defaultdict(list), empty=set(), names={})
@@ -247,7 +272,7 @@ def _fuse_items(items: Items, home: str, links: _Links) -> tuple[list[Op | Block
             done.extend(moves.ops[position])
         if position not in moves.empty:
             done.append(item)
-    return done, moves.names
+    return done, moves.names, set(makers)
 
 
 def _fuse_run(

@@ -42,11 +42,13 @@ def row_times(items: Items, variant: Variant, times: NodeTimes) -> RowTimes:
     before_item = (running - seconds)[first][item] if count else running
     began, ended = running - seconds - before_item, running - before_item
     if times.pace is None:
-        start[items.rows], end[items.rows] = times.item_start[item] + began, times.item_start[item] + ended
+        began, ended = times.item_start[item] + began, times.item_start[item] + ended
     else:
         done = times.pace.work(times.item_start)[item]
-        start[items.rows], end[items.rows] = times.pace.time(done + began), times.pace.time(done + ended)
-        start[items.rows[first]] = times.item_start  # exactly, not to rounding
+        began, ended = times.pace.time(done + began), times.pace.time(done + ended)
+        began[first] = times.item_start  # exactly, not to rounding
+    item_end = times.item_end[item]  # which rounding must not let a row pass
+    start[items.rows], end[items.rows] = np.minimum(began, item_end), np.minimum(ended, item_end)
     last = items.rows[items.rows_ptr[1:] - 1]
     end[last] = times.item_end  # exactly, not to rounding
     transfer = np.full(count, np.nan)

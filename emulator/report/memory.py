@@ -96,11 +96,15 @@ def memory(result: Result, width: int) -> Iterator[RenderableType]:
     ]
     if device.memory_bytes:
         columns.append(Column("of the\ndevice", [figures.percent(peak.bytes, device.memory_bytes) for peak in shown]))
-    columns += [
-        Column(name, [figures.size(peak.categories.get(name, 0.0)) for peak in shown], 1)
-        for name in dict.fromkeys(name for peak in shown for name in peak.categories)
+    most = {name: max(p.categories.get(name, 0.0) for p in shown) for peak in shown for name in peak.categories}
+    columns += [  # the largest first; the smallest have to go first where space is short
+        Column(name, [figures.size(peak.categories.get(name, 0.0)) for peak in shown], rank)
+        for rank, name in enumerate(sorted(most, key=lambda name: -most[name]), 1)
     ]
-    note = "Bytes alive on each rank at its peak, by category; blocks that an allocator keeps are not in it."
+    note = (
+        "From the trace's allocations and frees: bytes alive on each rank at its peak, by category; blocks that an "
+        "allocator keeps are not in it."
+    )
     if device.memory_bytes and found[0].bytes > device.memory_bytes:
         note += f" It does not fit into the {figures.size(device.memory_bytes)} of {device.name}."
     if len(found) > len(shown):
