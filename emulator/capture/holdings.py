@@ -44,10 +44,11 @@ class Holdings:
             if parameter.grad is not None:
                 self._gradients.add(self._storages.id_of(_local(parameter.grad))[0])
 
-    def found(self) -> tuple[dict[int, str], dict[int, int]]:
-        """What each storage that is held, or was a gradient, is for; and bytes of those that no op used (they have
-        numbers below 0)."""
+    def found(self) -> tuple[dict[int, str], set[int], dict[int, int]]:
+        """What each storage that is held, or was a gradient, is for; which are held now; and bytes of those that no op
+        used (they have numbers below 0)."""
         what: dict[int, str] = dict.fromkeys(self._gradients, "gradient")
+        held: set[int] = set()
         unseen: dict[int, int] = {}
         keys: set[int] = set()
         for kind, tensor in self._tensors():
@@ -60,7 +61,8 @@ class Holdings:
                 number = -len(keys)
                 unseen[number] = storage.nbytes()
             what[number] = kind
-        return what, unseen
+            held.add(number)
+        return what, held, unseen
 
     def size(self) -> tuple[int, str, int]:
         """Parameters of the whole models, their dtype, number of layers."""

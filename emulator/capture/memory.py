@@ -4,15 +4,16 @@ An alloc stands before the op that makes the storage. A free stands where the la
 stream that the storage was allocated on has seen the last use of it: before that, an allocator that hands memory out
 in stream order, as a GPU's does, cannot use it again.
 
-When exactly a backend's threads, or Python's garbage collector, let go of a tensor is chance. What a communication op
-has touched, or only the collector freed, is therefore free after its last use.
+When exactly a backend's threads, or Python's garbage collector, let go of a tensor is chance, and so is whether they do
+before the recording ends. What a communication op has touched and no model or optimizer holds, or only the collector
+freed, is therefore free after its last use.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -25,12 +26,13 @@ from emulator.trace.schema import Op, Ref
 _FSDP_STREAM = "fsdp."
 
 
-def with_events(tape: Tape, category: Mapping[int, str]) -> tuple[list[Op], list[int]]:
+def with_events(tape: Tape, category: Mapping[int, str], held: Collection[int]) -> tuple[list[Op], list[int]]:
     """The ops of a step with an ``alloc`` and ``free`` for each storage that came or went, and the new id of each
-    recorded op. ``category``: of every storage, see :func:`categories`."""
+    recorded op. ``category``: of every storage, see :func:`categories`; ``held``: storages that models and optimizers
+    hold at the end."""
     frees: dict[int, list[tuple[int, str]]] = defaultdict(list)  # storage and stream, by the number of ops before
     allocs: dict[int, list[tuple[int, str]]] = defaultdict(list)
-    for number, place, stream in _frees(tape):
+    for number, place, stream in _frees(tape, held):
         frees[place].append((number, stream))
     for number, life in enumerate(tape.storages.lives):
         if life.size and life.born is not None and not _unused(tape, number):
@@ -102,16 +104,17 @@ def before_the_step(tape: Tape, category: Mapping[int, str], held: Mapping[int, 
     return {kind: size for kind, size in sorted(resident.items()) if size}
 
 
-def _frees(tape: Tape) -> Iterator[tuple[int, int, str]]:
+def _frees(tape: Tape, held: Collection[int]) -> Iterator[tuple[int, int, str]]:
     """Storages that are freed, each with the number of ops before that and the stream."""
     communicated = {storage for op in tape.ops if op.kind in COMMUNICATION for storage, _ in (*op.reads, *op.writes)}
     waits: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)  # who waits for whom: (when, for which op)
     for place, stream, target in tape.waits:
         waits[stream, tape.ops[target].stream].append((place, target))
     for number, life in enumerate(tape.storages.lives):
-        if life.size and life.died is not None and not _unused(tape, number):
+        let_go = number in communicated and number not in held
+        if life.size and (let_go or life.died is not None) and not _unused(tape, number):
             place, stream = _usable(tape, number, life, waits)
-            if number not in communicated and not life.collected:
+            if number not in communicated and not life.collected and life.died is not None:
                 place = max(place, life.died)
             yield number, place, stream
 

@@ -61,10 +61,10 @@ class Session:
 
     def close(self) -> None:
         """The step has ended: tell what is alive, and what each storage was for."""
-        known, unseen = self.holdings.found()
+        known, held, unseen = self.holdings.found()
         category = memory.categories(self.tape, known)
         if self._memory:
-            self.ops, self.moved = memory.with_events(self.tape, category)
+            self.ops, self.moved = memory.with_events(self.tape, category, held)
         else:
             self.ops, self.moved = self.tape.ops, list(range(len(self.tape.ops)))
         self.resident = memory.before_the_step(self.tape, category, unseen)
