@@ -23,14 +23,19 @@ _MEMORY_SIGN = {"alloc": 1, "free": -1}
 
 
 @dataclass(frozen=True)
-class TextColumns:
-    """The text columns of op tables for all templates of a trace: every program picks its rows."""
+class TemplateColumns:
+    """What op tables say of all templates of a trace, worked out once: every program picks its rows.
 
-    columns: dict[str, tuple[list[str], Ints]]
+    ``texts``: distinct values and codes; ``flops``; ``memory``: bytes that come (free: that go), None without events.
+    """
+
+    texts: dict[str, tuple[list[str], Ints]]
+    flops: Floats
+    memory: Ints | None
 
     @staticmethod
-    def of(ops: list[Op], sources: list[str]) -> TextColumns:
-        """Encode the text of all templates once."""
+    def of(ops: list[Op], sources: list[str]) -> TemplateColumns:
+        """The columns of all templates; ``sources``: where the time of each is from."""
         texts: dict[str, list[str]] = {
             "name": [op.name or op.collective or op.kind for op in ops],
             "kind": [str(op.kind) for op in ops],
@@ -43,22 +48,20 @@ class TextColumns:
             "time_source": sources,
             "peer": [_peer(op) for op in ops],
         }
+        memory = None
         if any(op.kind in _MEMORY_SIGN for op in ops):
             texts["category"] = [op.category for op in ops]
+            memory = np.array([_MEMORY_SIGN.get(op.kind, 0) * _most(op.bytes) for op in ops], dtype=np.int64)
+        flops = np.array([0.0 if not isinstance(op.flops, int | float) else float(op.flops) for op in ops])
         columns = {}
         for name, values in texts.items():
             distinct = sorted(set(values))
             index = {text: i for i, text in enumerate(distinct)}
             columns[name] = (distinct, np.array([index[text] for text in values], dtype=np.int64))
-        return TextColumns(columns)
-
-    def rows(self, name: str, template: Ints) -> Labels:
-        """One column for the rows of a program."""
-        values, codes = self.columns[name]
-        return Labels(values=values, codes=codes[template])
+        return TemplateColumns(columns, flops, memory)
 
 
-def op_table(items: Items, ops: list[Op], texts: TextColumns, uses: list[int], tables: Tables, node: int) -> OpTable:
+def op_table(items: Items, templates: TemplateColumns, uses: list[int], tables: Tables, node: int) -> OpTable:
     """The op table of a program. Sizes and algorithms are those of one of its nodes."""
     rows = items.source
     t = rows.template
@@ -73,19 +76,17 @@ def op_table(items: Items, ops: list[Op], texts: TextColumns, uses: list[int], t
             names.append(plan.algorithm)
         algorithm[row] = names.index(plan.algorithm)
         size[row] = int(tables.variants.uses[uses[message]].bytes)
-    memory = np.array([_MEMORY_SIGN.get(op.kind, 0) * _most(op.bytes) for op in ops], dtype=np.int64)
-    flops = np.array([0.0 if not isinstance(op.flops, int | float) else float(op.flops) for op in ops])
     return OpTable(
         algorithm=Labels(values=names, codes=algorithm),
-        **{name: texts.rows(name, t) for name in texts.columns},
+        **{name: Labels(values=values, codes=codes[t]) for name, (values, codes) in templates.texts.items()},
         layer=rows.tags["layer"],
         microbatch=rows.tags["microbatch"],
         stage=rows.tags["stage"],
         bytes=size,
-        flops=flops[t],
+        flops=templates.flops[t],
         deps_ptr=items.all_deps_ptr,
         deps=items.all_deps,
-        memory_bytes=memory[t] if "category" in texts.columns else None,
+        memory_bytes=None if templates.memory is None else templates.memory[t],
     )
 
 

@@ -14,7 +14,7 @@ from emulator.collector import paused_collector
 from emulator.errors import InputError
 from emulator.replay import closed
 from emulator.replay.collect import (
-    TextColumns,
+    TemplateColumns,
     collective_uses,
     node_row_times,
     op_table,
@@ -199,7 +199,7 @@ def _replay(
 ) -> Replay:
     """Put a run together, with the periods that were jumped over."""
     tables, run = attempt.quotient.tables, attempt.run
-    texts = TextColumns.of(attempt.ops, job.sources)
+    known = TemplateColumns.of(attempt.ops, job.sources)
     table_of_program: dict[int, int] = {}
     programs: list[OpTable] = []
     table_of_node: list[int] = []
@@ -211,7 +211,7 @@ def _replay(
         if variant.program not in table_of_program:
             table_of_program[variant.program] = len(programs)
             items = attempt.variants.items[variant.program]
-            made = op_table(items, attempt.ops, texts, variant.message_use, tables, node)
+            made = op_table(items, known, variant.message_use, tables, node)
             for tag, later in late_tags(attempt.cuts, jumps, variant.program, times.end).items():
                 setattr(made, tag, getattr(made, tag) + later)
             programs.append(made)

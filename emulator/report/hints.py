@@ -195,7 +195,9 @@ def _host(result: Result) -> Iterator[str]:
 def _activations(result: Result) -> Iterator[str]:
     """Activations are most of the memory at its peak, and nothing is done about them."""
     phases = {phase for program in result.programs for phase in program.phase.values}
-    if "recompute" in phases or "SP" in {kind_of_group(use.group) for use in result.collectives}:
+    # sequence parallel shows as reduce-scatters in the tensor parallel group, where else there are all-reduces
+    spread = {kind_of_group(use.group) for use in result.collectives if use.collective == "reduce_scatter"}
+    if "recompute" in phases or spread & {"TP", "SP"}:
         return
     for found in peaks(result)[:1]:
         held = found.categories.get("activation", 0.0)
