@@ -13,7 +13,8 @@ import numpy as np
 from emulator.report.partition import fill
 from emulator.result import build
 from emulator.result.build import Span
-from emulator.result.schema import OpTable, Result, Timeline
+from emulator.result.schema import Result
+from emulator.result.tables import OpTable, Timeline
 from emulator.view.app import TimelineApp
 
 SIZES = ((80, 24), (200, 60))

@@ -6,16 +6,7 @@ import msgspec
 
 from emulator.report.partition import fill
 from emulator.result.build import Span, result
-from emulator.result.schema import (
-    CollectiveUse,
-    DeviceInfo,
-    Engine,
-    Folding,
-    LinkUse,
-    Result,
-    TopologyInfo,
-    TraceInfo,
-)
+from emulator.result.schema import CollectiveUse, DeviceInfo, Engine, Folding, LinkUse, Result, TopologyInfo, TraceInfo
 
 MS = 1e-3
 

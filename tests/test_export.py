@@ -23,7 +23,8 @@ from emulator.report.partition import fill
 from emulator.report.ranks import class_name
 from emulator.result import io
 from emulator.result.build import Span, result
-from emulator.result.schema import COMMUNICATION, LinkLoad, MemoryUse, Result
+from emulator.result.schema import Result
+from emulator.result.tables import COMMUNICATION, LinkLoad, MemoryUse
 
 
 def exported(made: Result) -> list[dict]:  # type: ignore[type-arg]

@@ -12,7 +12,8 @@ from made_results import gpipe
 from emulator.report.partition import fill, partition
 from emulator.report.pieces import LINES, pipeline_phase
 from emulator.result.build import Span, op_table, result, timelines
-from emulator.result.schema import COMMUNICATION, Partition
+from emulator.result.schema import Partition
+from emulator.result.tables import COMMUNICATION
 
 
 def split(spans: Sequence[Span], step: float) -> Partition:

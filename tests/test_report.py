@@ -14,7 +14,8 @@ from rich.console import Console
 from emulator.report import classes, figures, summary
 from emulator.report.network_use import links
 from emulator.report.tables import Column, fitting
-from emulator.result.schema import CollectiveUse, LinkLoad, Result
+from emulator.result.schema import CollectiveUse, Result
+from emulator.result.tables import LinkLoad
 
 
 def printed(result: Result, width: int, **options: object) -> str:

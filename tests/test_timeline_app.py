@@ -13,7 +13,8 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from emulator.result.build import Span, result
-from emulator.result.schema import LinkLoad, MemoryUse, Result
+from emulator.result.schema import Result
+from emulator.result.tables import LinkLoad, MemoryUse
 from emulator.view.app import KEYS, Help, TimelineApp
 from emulator.view.canvas import HEAD
 

@@ -12,7 +12,8 @@ from emulator.replay.columns import RowTimes, row_times
 from emulator.replay.engine import Run
 from emulator.replay.programs import Items
 from emulator.replay.tables import Tables
-from emulator.result.schema import CollectiveUse, Labels, OpTable, RankClass, Timeline
+from emulator.result.schema import CollectiveUse, RankClass
+from emulator.result.tables import Labels, OpTable, Timeline
 from emulator.trace.mesh import describe_ranks
 from emulator.trace.schema import Op, PerRank, RankNumber
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from emulator.replay.engine import NodeTimes
 from emulator.replay.programs import Items
 from emulator.replay.variants import Variant
-from emulator.result.schema import HELD_BY_HOST, HELD_BY_START
+from emulator.result.tables import HELD_BY_HOST, HELD_BY_START
 from emulator.trace.expand import Rows
 
 Floats = NDArray[np.float64]

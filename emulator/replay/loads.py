@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from emulator.replay.engine import Executions
 from emulator.replay.tables import Tables
-from emulator.result.schema import LinkLoad, LinkUse
+from emulator.result.schema import LinkUse
+from emulator.result.tables import LinkLoad
 from emulator.topology.graph import Topology
 
 Ints = NDArray[np.int64]

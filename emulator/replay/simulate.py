@@ -32,18 +32,9 @@ from emulator.replay.reduce import drop_unsaturable
 from emulator.replay.repeats import Jump, find_jumps, late_tags, weights
 from emulator.replay.tables import build_tables
 from emulator.replay.variants import Variant, Variants, build_variants
-from emulator.result.schema import (
-    CollectiveUse,
-    ComputeRate,
-    Folding,
-    LinkLoad,
-    LinkUse,
-    Omitted,
-    OpTable,
-    RankClass,
-    Timeline,
-)
+from emulator.result.schema import CollectiveUse, Folding, LinkUse, Omitted, RankClass
 from emulator.result.schema import Engine as EngineInfo
+from emulator.result.tables import ComputeRate, LinkLoad, OpTable, Timeline
 from emulator.topology.graph import Topology
 from emulator.trace.expand import Rows, templates, unroll
 from emulator.trace.repeats import Cut, shorten

@@ -13,7 +13,8 @@ from emulator.report.history import History, RankHistory, Stretch
 from emulator.report.kinds import kind_of_group
 from emulator.report.pieces import repeats_of
 from emulator.result.build import labels
-from emulator.result.schema import CriticalPath, Floats, Omitted, Result
+from emulator.result.schema import Omitted, Result
+from emulator.result.tables import CriticalPath, Floats
 
 Row = tuple[int, int]
 

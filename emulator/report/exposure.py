@@ -13,7 +13,8 @@ import numpy as np
 from emulator.report.history import History, RankHistory
 from emulator.report.pieces import Pieces, covered
 from emulator.report.traits import Traits, traits_of
-from emulator.result.schema import ExposedKind, Floats, Ints, OpTable
+from emulator.result.schema import ExposedKind
+from emulator.result.tables import Floats, Ints, OpTable
 
 
 @dataclass(frozen=True)

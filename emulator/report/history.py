@@ -17,7 +17,8 @@ import numpy as np
 from emulator.report.holding import Spans, spans_of
 from emulator.report.ranks import class_of_rank, peer_rank, rank_ranges
 from emulator.report.traits import Mask, traits_of
-from emulator.result.schema import HELD_BY_HOST, HELD_BY_START, Ints, OpTable, Result, Timeline
+from emulator.result.schema import Result
+from emulator.result.tables import HELD_BY_HOST, HELD_BY_START, Ints, OpTable, Timeline
 
 Place = tuple[int, int]  # rank class, row of its op table
 

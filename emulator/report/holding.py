@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.report.traits import Mask, Traits, traits_of
-from emulator.result.schema import HELD_BY_HOST, Floats, Ints, OpTable, Timeline
+from emulator.result.tables import HELD_BY_HOST, Floats, Ints, OpTable, Timeline
 
 _NEVER = 1 << 62  # position of an op that does not exist
 

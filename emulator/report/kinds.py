@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.result.schema import OpTable
+from emulator.result.tables import OpTable
 
 KINDS = {
     "tp": "TP", "tensor": "TP", "fsdp": "FSDP", "dp_shard": "FSDP", "dp": "DP", "ddp": "DP", "dp_replicate": "DP",

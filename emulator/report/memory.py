@@ -12,7 +12,8 @@ from rich.text import Text
 from emulator.report import figures
 from emulator.report.holding import Spans
 from emulator.report.tables import Column, shortened, table
-from emulator.result.schema import Floats, MemoryUse, Omitted, OpTable, Result
+from emulator.result.schema import Omitted, Result
+from emulator.result.tables import Floats, MemoryUse, OpTable
 
 CLASSES_SHOWN = 8
 

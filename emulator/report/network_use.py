@@ -10,7 +10,8 @@ from rich.console import RenderableType
 
 from emulator.report import figures
 from emulator.report.tables import Column, shortened, table
-from emulator.result.schema import CollectiveUse, LinkLoad, LinkUse, Result
+from emulator.result.schema import CollectiveUse, LinkUse, Result
+from emulator.result.tables import LinkLoad
 
 COLLECTIVES_SHOWN = 20
 LINKS_SHOWN = 10

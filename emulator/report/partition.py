@@ -15,7 +15,8 @@ from emulator.report.memory import memory_use
 from emulator.report.pieces import LINES, Pieces, cut, pipeline_phase
 from emulator.report.slowing import slowed_seconds
 from emulator.report.traits import traits_of
-from emulator.result.schema import ComputeRate, OpTable, Partition, Result, Timeline
+from emulator.result.schema import Partition, Result
+from emulator.result.tables import ComputeRate, OpTable, Timeline
 
 
 def partition(table: OpTable, timelines: Sequence[Timeline], step_seconds: float) -> Partition:

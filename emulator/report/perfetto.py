@@ -20,7 +20,8 @@ from emulator import files
 from emulator.report.critical import messages
 from emulator.report.history import History, history_of
 from emulator.report.ranks import class_name
-from emulator.result.schema import COMMUNICATION, OpTable, Result, Timeline
+from emulator.result.schema import Result
+from emulator.result.tables import COMMUNICATION, OpTable, Timeline
 
 Event = dict[str, Any]
 _LINKS_PID = 1_000_000  # beyond any rank class

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from emulator.report.holding import Spans, exposed_waits, host_holds
 from emulator.report.traits import Mask, Traits, traits_of
-from emulator.result.schema import Floats, Ints, Omitted, OpTable, Result
+from emulator.result.schema import Omitted, Result
+from emulator.result.tables import Floats, Ints, OpTable
 
 LINES = (
     "compute",

@@ -7,7 +7,7 @@ from math import fsum
 import numpy as np
 
 from emulator.report.pieces import Pieces
-from emulator.result.schema import ComputeRate, Floats
+from emulator.result.tables import ComputeRate, Floats
 
 
 def lost(rate: ComputeRate, time: Floats) -> Floats:

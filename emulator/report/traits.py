@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.report.kinds import kind_of_group, pipeline_messages
-from emulator.result.schema import COMMUNICATION, Ints, OpTable
+from emulator.result.tables import COMMUNICATION, Ints, OpTable
 
 Mask = NDArray[np.bool_]
 

@@ -10,22 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.result.schema import (
-    COMMUNICATION,
-    HELD_BY_HOST,
-    HELD_BY_START,
-    DeviceInfo,
-    Floats,
-    Folding,
-    Ints,
-    Labels,
-    OpTable,
-    RankClass,
-    Result,
-    Timeline,
-    TopologyInfo,
-    TraceInfo,
-)
+from emulator.result.schema import DeviceInfo, Folding, RankClass, Result, TopologyInfo, TraceInfo
+from emulator.result.tables import COMMUNICATION, HELD_BY_HOST, HELD_BY_START, Floats, Ints, Labels, OpTable, Timeline
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from emulator.errors import InputError
-from emulator.result.schema import Labels, OpTable, RankClass, Result, Timeline
+from emulator.result.schema import RankClass, Result
+from emulator.result.tables import Labels, OpTable, Timeline
 
 Column = np.ndarray[Any, Any]
 

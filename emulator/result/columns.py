@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from emulator.result.schema import Labels, OpTable, Result
+from emulator.result.schema import Result
+from emulator.result.tables import Labels, OpTable
 
 Columns = dict[str, np.ndarray[Any, Any]]
 

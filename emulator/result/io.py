@@ -21,7 +21,8 @@ import numpy as np
 from emulator import files
 from emulator.errors import InputError
 from emulator.result.check import check
-from emulator.result.schema import SCHEMA, Labels, Result
+from emulator.result.schema import SCHEMA, Result
+from emulator.result.tables import Labels
 
 INLINE_LIMIT_BYTES = 10_000_000
 COLUMNS_SUFFIX = ".spans.npz"

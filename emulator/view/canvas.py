@@ -11,7 +11,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from emulator.report.palette import IDLE
-from emulator.result.schema import Floats
+from emulator.result.tables import Floats
 from emulator.view import jumps
 from emulator.view.axis import axis
 from emulator.view.model import CLASS, TITLE, Timelines

@@ -7,7 +7,8 @@ import numpy as np
 from emulator.report import figures
 from emulator.report.kinds import kind_of_group
 from emulator.report.slowing import lost
-from emulator.result.schema import COMMUNICATION, HELD_BY_HOST, HELD_BY_START, OpTable, Result, Timeline
+from emulator.result.schema import Result
+from emulator.result.tables import COMMUNICATION, HELD_BY_HOST, HELD_BY_START, OpTable, Timeline
 from emulator.view.jumps import Op, partners
 from emulator.view.plain import class_title, clipped
 

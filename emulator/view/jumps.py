@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.report.traits import is_kind
-from emulator.result.schema import COMMUNICATION, Floats, Ints, Labels, OpTable, Result
+from emulator.result.schema import Result
+from emulator.result.tables import COMMUNICATION, Floats, Ints, Labels, OpTable
 
 Op = tuple[int, int]  # rank class, row of its op table
 GAP = 1e-3  # of the time shown: shorter stretches without compute are no gaps

@@ -6,7 +6,8 @@ import numpy as np
 
 from emulator.report import figures
 from emulator.report.memory import in_all
-from emulator.result.schema import Floats, Result
+from emulator.result.schema import Result
+from emulator.result.tables import Floats
 from emulator.view.plain import clipped
 from emulator.view.window import Window
 

@@ -15,7 +15,8 @@ from rich.text import Text
 from emulator.errors import InputError
 from emulator.report import figures
 from emulator.report.palette import IDLE, legend
-from emulator.result.schema import Floats, RankClass, Result
+from emulator.result.schema import RankClass, Result
+from emulator.result.tables import Floats
 from emulator.view.axis import axis
 from emulator.view.rows import KINDS, SHOWN_FROM, Row, draw, in_order, prepare
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.report.palette import COMMUNICATION, COMPUTE, HOST_SYNC, WAIT
-from emulator.result.schema import Floats, Ints, OpTable, Timeline
+from emulator.result.tables import Floats, Ints, OpTable, Timeline
 
 SHOWN_FROM = 0.05  # of a cell: less than that of anything leaves it empty
 
