@@ -18,6 +18,7 @@ from emulator.network.collectives import AllPairs, AnyPhase, Phase
 from emulator.network.collectives.phase import FIRST, LAST
 from emulator.network.maxmin import Floats, Ints
 from emulator.network.waits import ring_lines
+from emulator.rows import offsets
 
 _FLOWS_AT_ONCE = 1 << 18  # paths of more flows than this are summed in slabs, to bound memory
 _ALIKE = 1e-9  # edges of a ring whose rates differ by less than this part are equally fast
@@ -133,7 +134,7 @@ def _bind_any(fabric: Fabric, members: Ints, phase: AnyPhase) -> BoundPhase:
 
 
 def _from_sums(fabric: Fabric, summed: Sequence[tuple[Ints, Floats, float]], phase: AllPairs) -> BoundPhase:
-    ptr = np.concatenate([[0], np.cumsum([len(link) for link, _, _ in summed])]).astype(np.int64)
+    ptr = offsets([len(link) for link, _, _ in summed])
     link = np.concatenate([link for link, _, _ in summed])
     weight = np.concatenate([weight for _, weight, _ in summed])
     rate = np.minimum.reduceat(fabric.capacity[link] / weight, ptr[:-1])

@@ -27,6 +27,7 @@ from emulator.replay.loads import carriers_on, loads_of
 from emulator.replay.plans import GroupKind, Planner
 from emulator.replay.tables import Tables
 from emulator.replay.variants import Variants
+from emulator.rows import offsets
 from emulator.topology.graph import Topology
 from emulator.trace.messages import Slot
 from emulator.trace.schema import RanksByAxis, Trace
@@ -269,11 +270,11 @@ class _Build:
             group_kind=np.arange(len(self.kinds), dtype=np.int64),
             group_need=np.array(self.need, dtype=np.int64),
             group_share=np.array([kind.share[0] for kind in self.kinds], dtype=np.float64),
-            phase_start=np.concatenate([[0], np.cumsum(phases)]).astype(np.int64),
+            phase_start=offsets(phases),
             phase_latency=lines[0],
             phase_hidden=lines[1],
             phase_rate=np.array([entry[5] for entry in order]),
-            phase_ptr=np.concatenate([[0], np.cumsum([len(entry[2]) for entry in order])]).astype(np.int64),
+            phase_ptr=offsets([len(entry[2]) for entry in order]),
             phase_link=np.concatenate([np.empty(0, np.int64), *(np.searchsorted(cells, e[2]) for e in order)]),
             phase_weight=np.concatenate([np.empty(0), *weights]),
             capacity=self.topology.capacity[link_of_class],

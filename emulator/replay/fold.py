@@ -20,6 +20,7 @@ from emulator.network.fluid import Route
 from emulator.replay.kin import Kin
 from emulator.replay.loads import Carriers, Loads, carriers_on, loads_of
 from emulator.replay.tables import Tables
+from emulator.rows import offsets
 from emulator.topology.hashing import mix
 
 Ints = NDArray[np.int64]
@@ -292,13 +293,13 @@ def _quotient(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> Tables:
     group class."""
     node_rep, group_rep, link_rep = (_representatives(c) for c in (nodes, groups, links))
     slot_counts = np.diff(tables.node_slot_ptr)[node_rep]
-    node_slot_ptr = np.concatenate([[0], np.cumsum(slot_counts)]).astype(np.int64)
+    node_slot_ptr = offsets(slot_counts)
     entries = np.concatenate(
         [np.empty(0, np.int64), *(np.arange(tables.node_slot_ptr[r], tables.node_slot_ptr[r + 1]) for r in node_rep)]
     )
     node_slots = groups[tables.node_slots[entries]]
     phases = np.diff(tables.phase_start)[group_rep]
-    phase_start = np.concatenate([[0], np.cumsum(phases)]).astype(np.int64)
+    phase_start = offsets(phases)
     phase_rows = np.concatenate(
         [np.empty(0, np.int64), *(np.arange(tables.phase_start[g], tables.phase_start[g + 1]) for g in group_rep)]
     )
@@ -310,7 +311,7 @@ def _quotient(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> Tables:
     count = len(link_rep)
     pair, inverse = np.unique(row * count + links[tables.phase_link[keep]], return_inverse=True)
     weight = np.bincount(inverse.ravel(), tables.phase_weight[keep], minlength=len(pair)).astype(np.float64)
-    phase_ptr = np.concatenate([[0], np.cumsum(np.bincount(pair // max(count, 1), minlength=len(phase_rows)))])
+    phase_ptr = offsets(np.bincount(pair // max(count, 1), minlength=len(phase_rows)))
     return replace(
         tables,
         node_variant=tables.node_variant[node_rep],
@@ -323,7 +324,7 @@ def _quotient(tables: Tables, nodes: Ints, groups: Ints, links: Ints) -> Tables:
         phase_latency=tables.phase_latency[phase_rows],
         phase_hidden=tables.phase_hidden[phase_rows],
         phase_rate=tables.phase_rate[phase_rows],
-        phase_ptr=phase_ptr.astype(np.int64),
+        phase_ptr=phase_ptr,
         phase_link=pair % max(count, 1),
         phase_weight=weight,
         capacity=tables.capacity[link_rep],

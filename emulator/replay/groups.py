@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from emulator.network.layout import layout_pattern
 from emulator.replay.plans import GroupKind, Planner
 from emulator.replay.variants import Variants
+from emulator.rows import offsets
 from emulator.trace.mesh import communicators, peer_of_rank
 from emulator.trace.messages import Slot
 from emulator.trace.schema import Trace
@@ -56,7 +57,7 @@ class _Builder:
         program_of = np.array([v.program for v in variants.variants], dtype=np.int64)
         self.program = program_of[variants.of_rank]
         widths = np.array([len(items.slots) for items in variants.items], dtype=np.int64)
-        self.slot_ptr = np.concatenate([[0], np.cumsum(widths[self.program])]).astype(np.int64)
+        self.slot_ptr = offsets(widths[self.program])
         self.slots = np.full(int(self.slot_ptr[-1]), -1, dtype=np.int64)
 
     def put(self, ranks: Ints, slot: int, groups: Ints) -> None:

@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from emulator.rows import offsets
 from emulator.trace.expand import Rows
 from emulator.trace.messages import COMMUNICATION, Slot, slot, slots_of_rows
 from emulator.trace.schema import Op
@@ -267,7 +268,7 @@ class _Build:
             queues=self.names,
             queue_items=queue_items,
             rows=np.array([row for rows in item_rows for row in rows], dtype=np.int64),
-            rows_ptr=np.concatenate([[0], np.cumsum([len(rows) for rows in item_rows])]).astype(np.int64),
+            rows_ptr=offsets([len(rows) for rows in item_rows]),
             item_of_row=np.array(item_of, dtype=np.int64),
             queue=queue,
             deps=[tuple(sorted({item_of[d] for d in deps} - {i})) for i, deps in enumerate(deps_rows)],
@@ -277,6 +278,6 @@ class _Build:
             message_slot=message_slot,
             slots=list(slots),
             queue_before=self.before,
-            all_deps_ptr=np.concatenate([[0], np.cumsum([len(d) for d in every])]).astype(np.int64),
+            all_deps_ptr=offsets([len(d) for d in every]),
             all_deps=np.array([d for deps in every for d in deps], dtype=np.int64),
         )

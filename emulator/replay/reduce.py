@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.replay.tables import Tables
+from emulator.rows import offsets
 from emulator.topology.graph import Topology
 
 Ints = NDArray[np.int64]
@@ -44,7 +45,7 @@ def drop_unsaturable(tables: Tables, topology: Topology) -> Tables:
     counts = np.bincount(row[keep], minlength=len(tables.phase_latency))
     return replace(
         tables,
-        phase_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        phase_ptr=offsets(counts),
         phase_link=tables.phase_link[keep],
         phase_weight=tables.phase_weight[keep],
     )

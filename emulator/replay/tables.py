@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from emulator.replay.groups import Groups
 from emulator.replay.plans import GroupKind
 from emulator.replay.variants import Variants
+from emulator.rows import offsets
 from emulator.topology.graph import Topology
 
 Ints = NDArray[np.int64]
@@ -74,7 +75,7 @@ def build_tables(
     world = len(variants.of_rank)
     count = len(groups.kind)
     phases_of_kind = np.array([kind.phases for kind in groups.kinds] or [0], dtype=np.int64)
-    phase_start = np.concatenate([[0], np.cumsum(phases_of_kind[groups.kind])]).astype(np.int64)
+    phase_start = offsets(phases_of_kind[groups.kind])
     total = int(phase_start[-1])
     lines = max((bound.latency.shape[1] for kind in groups.kinds for _, bound in kind.bound), default=1)
     latency, hidden = np.zeros((2, total, lines))
@@ -110,7 +111,7 @@ def build_tables(
         phase_latency=latency,
         phase_hidden=hidden,
         phase_rate=rate,
-        phase_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=total))]).astype(np.int64),
+        phase_ptr=offsets(np.bincount(row, minlength=total)),
         phase_link=link[order],
         phase_weight=weight[order],
         capacity=topology.capacity,

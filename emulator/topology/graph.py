@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.errors import InputError
+from emulator.rows import offsets
 from emulator.topology.tuning import Tuning
 
 _MOST_LINKS = 1 << 25  # of a level: 2 GB of arrays
@@ -194,11 +195,6 @@ def check_size(links: int, name: str) -> None:
             f"{links:,} links are too many to build, {_MOST_LINKS:,} at most", place=f"levels.{name}",
             remedy="make it smaller, or leave the size to the job",
         )  # fmt: skip
-
-
-def offsets(counts: Ints) -> Ints:
-    """Row pointers from row lengths: ``[0, c0, c0+c1, ...]``."""
-    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
 
 
 def flow_of(routes: Routes) -> Ints:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator.topology.graph import Floats, Ints, Routes, Topology, assemble, offsets
+from emulator.rows import offsets
+from emulator.topology.graph import Floats, Ints, Routes, Topology, assemble
 from emulator.topology.hashing import hashed
 
 

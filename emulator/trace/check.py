@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from emulator.errors import InputError
+from emulator.rows import offsets
 from emulator.trace import io
 from emulator.trace.check_op import number_reason, op_faults
 from emulator.trace.expand import TAGS, Rows, instance_value, length, templates, unroll
@@ -199,7 +200,7 @@ def _cycle_faults(ops: list[Op], place: str, program: Rows) -> Iterator[Fault]:
     source, target = np.concatenate(sources), np.concatenate(targets)
     order = np.argsort(source, kind="stable")
     source, target = source[order], target[order]
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=count))])
+    ptr = offsets(np.bincount(source, minlength=count))
     waiting = np.bincount(target, minlength=count)
     ready = np.flatnonzero(waiting == 0).tolist()
     while ready:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.errors import InputError
+from emulator.rows import offsets
 from emulator.trace.schema import BlockUse, Op, Program, Ref, Trace
 
 Ints = NDArray[np.int64]
@@ -246,7 +247,7 @@ def _unroll(trace: Trace, program: Program, known: Templates, index: int, unroll
     edge_rows = np.concatenate([np.empty(0, np.int64), *(a for a, _ in unroller.edges)])
     edge_deps = np.concatenate([np.empty(0, np.int64), *(b for _, b in unroller.edges)])
     order = np.argsort(edge_rows, kind="stable")
-    deps_ptr = np.concatenate([[0], np.cumsum(np.bincount(edge_rows, minlength=row))]).astype(np.int64)
+    deps_ptr = offsets(np.bincount(edge_rows, minlength=row))
     empty = np.empty(0, np.int64)
     return Rows(
         template=np.concatenate([empty, *template]),

@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from emulator.rows import offsets
 from emulator.trace.schema import PerRank, RankNumber, RanksByAxis, Trace
 
 Ints = NDArray[np.int64]
@@ -88,7 +89,7 @@ def communicators(trace: Trace, name: str) -> Communicators:
         ranks = members.ravel()
     else:
         lists = group.ranks or []
-        ptr = np.concatenate([[0], np.cumsum([len(ranks) for ranks in lists])]).astype(np.int64)
+        ptr = offsets([len(ranks) for ranks in lists])
         ranks = np.array([rank for ranks in lists for rank in ranks], dtype=np.int64)
     of_rank = np.full(world, -1, dtype=np.int64)
     position = np.full(world, -1, dtype=np.int64)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from emulator.network import collectives
 from emulator.network.collectives import Grid, Step
+from emulator.rows import offsets
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -73,7 +74,7 @@ class Plan:
 
     def offsets(self) -> Ints:
         """Where each chunk begins in a buffer of all chunks, and its length: i64[C + 1]."""
-        return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
+        return offsets(self.sizes)
 
     def with_steps(self, steps: Sequence[Step]) -> Plan:
         """The same promise with other steps."""
