@@ -254,3 +254,11 @@ def test_a_batch_with_two_messages_to_one_peer_waits_for_the_receiver(tmp_path):
     found = replay(job({"r": 2}, first, second), star(tmp_path, 2))
     assert spans(found, 0)[0] == near(0, 5 * MS, 9 * MS)
     assert spans(found, 0)[1] == near(0, 5 * MS, 9 * MS)
+
+
+def test_memory_that_comes_or_goes_holds_nothing(tmp_path):
+    """What ran before it does: the second kernel is held by the first, not by the alloc between them."""
+    memory = Op(id=1, kind="alloc", storage=5, bytes=64, category="activation")
+    found = replay(job({"dp": 1}, [compute(0, 1.0), memory, compute(2, 1.0)]), star(tmp_path, 1))
+    (line,) = found.timeline
+    assert dict(zip(line.op.tolist(), line.held_by.tolist(), strict=True))[2] == 0

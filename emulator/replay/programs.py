@@ -126,8 +126,14 @@ class _Build:
             else:
                 self.position[row] = self.position[self.unit[row]]
                 before[row] = before[self.unit[row]]
-            last[queue] = row
+            if not self._passes(row):
+                last[queue] = row
         self.before = before
+
+    def _passes(self, row: int) -> bool:
+        """Whether a row holds nothing that comes after it on its stream: memory that comes or goes takes no time."""
+        ptr = self.rows.deps_ptr
+        return self.kind[row] in ("alloc", "free") and bool(ptr[row] == ptr[row + 1])
 
     def find_dependencies(self) -> None:
         """Explicit dependencies plus what streams, groups and peers imply across queues (row by row)."""
@@ -150,7 +156,8 @@ class _Build:
             else:
                 if waiting := lone_since.pop(stream, None):
                     found = [*found, *waiting.values()]
-                main_last[stream] = row
+                if not self._passes(row):
+                    main_last[stream] = row
             if slot_before[row] >= 0:
                 found = [*found, slot_before[row]]
             every.append(found)
