@@ -198,6 +198,20 @@ def test_buffers_of_gathers_and_reductions_are_communication() -> None:
     assert alive(ops)[-1]["communication"] == 0
 
 
+def test_gathered_sequences_that_the_backward_needs_are_activations() -> None:
+    """Sequence parallel gathers the input of attention and feed-forward; both matrix products keep it."""
+    gathered = Counter(op.category for op in events_of_gathers(steps("--tp", "2"), "forward"))
+    assert gathered["activation"] >= 2 * 4
+    assert not gathered["communication"]
+    assert "activation" not in {op.category for op in events_of_gathers(steps("--fsdp", "2"), "forward")}
+
+
+def events_of_gathers(ops: list[Op], phase: str) -> list[Op]:
+    """Allocs of what all-gathers of a phase fill."""
+    filled = {ref for op in ops if op.collective == "all_gather" and op.phase == phase for ref, _ in op.writes}
+    return [op for op in ops if op.kind == "alloc" and op.storage in filled]
+
+
 def test_recomputation_lowers_the_peak() -> None:
     """Of each layer only its input is kept until the backward, and once the inside of one."""
 

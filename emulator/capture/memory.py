@@ -65,7 +65,8 @@ def with_events(tape: Tape, category: Mapping[int, str], held: Collection[int]) 
 
 def categories(tape: Tape, held: Mapping[int, str]) -> dict[int, str]:
     """What each storage is for: ``parameter`` (what FSDP unshards included), ``gradient``, ``optimizer``, ``buffer``,
-    ``communication`` (what a collective or a message fills, and is none of these), or ``activation``.
+    ``communication`` (what a collective or a message fills, and is none of these), or ``activation`` (also what was
+    received in forward and is kept for backward, such as a gathered sequence).
 
     ``held``: what models and optimizers are known to hold, by storage.
     """
@@ -85,11 +86,18 @@ def categories(tape: Tape, held: Mapping[int, str]) -> dict[int, str]:
         elif op.collective == "reduce_scatter" and op.stream.startswith(_FSDP_STREAM):  # the first FSDP does not pack
             are(op.reads, "gradient")
         if op.kind in COMMUNICATION or name == "all_gather_copy_in":
-            are(op.writes, "communication")
+            are([access for access in op.writes if not _kept(tape, op, access[0])], "communication")
     for number, life in enumerate(lives):
         optimizing = life.born is not None and life.born < len(tape.ops) and tape.ops[life.born].phase == "optimizer"
         found.setdefault(number, "optimizer" if optimizing else "activation")
     return found
+
+
+def _kept(tape: Tape, op: Op, storage: object) -> bool:
+    """Whether what an op fills in forward is used in backward."""
+    assert isinstance(storage, int)
+    last = tape.last_use(storage)
+    return op.phase == "forward" and last is not None and str(tape.ops[last].phase).startswith("backward")
 
 
 def before_the_step(tape: Tape, category: Mapping[int, str], held: Mapping[int, int]) -> dict[str, int]:
