@@ -14,6 +14,7 @@ from emulator.view.app import TimelineApp
 
 SHOTS = {  # picture: trace, topology, keys pressed before it is taken
     "view-llama-8b": ("llama.json", "fattree", ["end", "b", "plus", "plus"]),
+    "view-memory-8b": ("llama.json", "fattree", ["tab", "tab"]),
     "view-moe-2048": ("deepseek-v3-2048.json.zst", "fattree", ["tab"]),
     "view-pipeline-16384": ("llama-405b-16384.json.zst", "fattree", ["b"]),
     "view-mixtral-64": ("mixtral-64.json.zst", "torus", ["slash", *"all_to_all", "enter", "plus", "plus"]),
