@@ -25,7 +25,7 @@ def read_bytes(path: Path | str) -> bytes:
 
 def packed(path: Path | str, data: bytes) -> bytes:
     """The data as a file of that name holds it: gzipped if the name ends in ``.gz``, the same bytes every time."""
-    return gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data
+    return gzip.compress(data, mtime=0) if str(path).lower().endswith(".gz") else data
 
 
 def read_text(path: Path | str) -> str:

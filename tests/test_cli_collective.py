@@ -113,3 +113,11 @@ def test_wrong_input_is_one_line(emu, tmp_path, what):
     assert len(err.splitlines()) <= 2
     assert "Traceback" not in err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_placement_is_named_as_emu_run_names_it(emu):
+    where = ("collective", "all_reduce", "--ranks", "8", "--topo", "fattree", "--set", "accelerators=16")
+    code, out, _ = emu(*where, "--place", "random", "--seed", "3", "--json", "-")
+    assert code == 0
+    assert json.loads(out) != json.loads(emu(*where, "--json", "-")[1])
+    assert emu(*where, "--placement", "random")[0] == 2

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emulator.cli.options import console, parse_overrides
+from emulator.cli.options import console, parse_overrides, topology_file
 from emulator.errors import InputError
-from emulator.files import check_writable, write_bytes, write_text
+from emulator.files import packed, write_bytes
+from emulator.outputs import JSON, Output, check_outputs
 
 if TYPE_CHECKING:
     from emulator.network.measure import Row
@@ -36,10 +37,10 @@ def collective(
     copies: Annotated[
         float, typer.Option(help="two_hop: members of another server that the same data goes to, on average.")
     ] = 1.0,
-    placement: Annotated[
+    place: Annotated[
         str, typer.Option(help="Accelerators of the ranks: linear, random, rail, or a file (docs/topology.md).")
     ] = "linear",
-    seed: Annotated[int, typer.Option(help="Seed of --placement random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of --place random.")] = 0,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the topology; repeatable.")
     ] = None,
@@ -55,27 +56,28 @@ def collective(
 
     Example: emu collective all_reduce --ranks 64 --topo fattree --sweep 1KiB:8GiB
     """
-    for path in (json, plot):
-        if path not in (None, "-"):
-            check_writable(Path(path))
+    check_outputs(
+        [Output("--json", json, JSON, printed=True), Output("--plot", plot, (".png", ".svg", ".pdf"))],
+        {"the topology": topology_file(topo), "the placement": place},
+    )
     sizes = _sizes(sweep) if sweep is not None else [_bytes(size, "--size")]
     overrides = parse_overrides(settings or [])
     from emulator.network.collectives import COLLECTIVES, canonical  # noqa: PLC0415  (heavy: only when there is work)
     from emulator.network.measure import measure  # noqa: PLC0415
+    from emulator.topology import placement  # noqa: PLC0415
     from emulator.topology.load import load  # noqa: PLC0415
-    from emulator.topology.placement import place  # noqa: PLC0415
 
     name = canonical(kind)
     if name not in COLLECTIVES:
         raise InputError(f"unknown collective {kind!r}", source="KIND", remedy=f"known: {', '.join(COLLECTIVES)}")
     topology = load(topo, ranks=ranks, overrides=overrides)
     asked, _, protocol = algo.partition("/")
-    members = place(placement, topology, ranks, seed=seed)
+    members = placement.place(place, topology, ranks, seed=seed)
     algorithm = "/".join(filter(None, (canonical(asked), protocol)))
     rows = measure(topology, members, name, sizes, algorithm=algorithm, mode=mode, root=root, copies=copies)
     if json is not None:
         text = _document(rows, collective=name, ranks=ranks, topology=topology.name, built=topology.built, mode=mode)
-        print(text) if json == "-" else write_text(json, text + "\n")
+        print(text) if json == "-" else write_bytes(json, packed(json, text.encode() + b"\n"))
     if plot is None and json == "-":
         return
     from emulator.report.collective import plot as draw  # noqa: PLC0415

@@ -65,7 +65,7 @@ def _read_whole(data: bytes, source: str) -> Trace:
 def write(trace: Trace, path: Path | str) -> None:
     """Write a trace, compressed as the suffix says; the file appears whole or not at all."""
     data = b"".join(encode(trace))
-    name = str(path)
+    name = str(path).lower()
     if name.endswith(".gz"):
         data = gzip.compress(data, mtime=0)
     elif name.endswith(".zst"):
