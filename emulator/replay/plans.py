@@ -17,6 +17,7 @@ from emulator.network import collectives
 from emulator.network.bind import BoundPhase, bind
 from emulator.network.choose import AUTO, Way, fastest_of, place_all, ways
 from emulator.network.layout import Layout, layout
+from emulator.network.nccl import PROTOCOLS
 from emulator.replay.variants import Use, Variants
 from emulator.topology.graph import Topology
 from emulator.trace.messages import Slot, split_bytes
@@ -74,6 +75,9 @@ def parse_algorithms(text: str) -> dict[str, str]:
         algorithm = collectives.canonical(algorithm)
         if algorithm not in valid:
             raise InputError(f"unknown algorithm {name!r}; known: {', '.join(sorted(valid))}", source="--algo")
+        if protocol and protocol not in PROTOCOLS:
+            known_protocols = ", ".join(PROTOCOLS)
+            raise InputError(f"{name}: no protocol {protocol!r}; known: {known_protocols}", source="--algo")
         chosen[kind] = f"{algorithm}/{protocol}" if protocol else algorithm
     return chosen
 
