@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from emulator.cli import main
+from emulator.errors import InputError
+from emulator.network.measure import measure
+from emulator.topology.load import load
 
 
 @pytest.fixture
@@ -89,9 +93,14 @@ WRONG = {
     "algorithm": (["all_reduce", "--algo", "magic"], "magic"),
     "algorithm of another collective": (["all_gather", "--algo", "pairwise"], "pairwise"),
     "switches that are not there": (["all_reduce", "--topo", "torus", "--algo", "nvls"], "nvls"),
+    "protocol": (["all_reduce", "--algo", "ring/XX"], "emu: --algo: ring has no protocol 'XX'"),
     "no servers": (["all_reduce", "--algo", "hierarchical"], "hierarchical"),
-    "mode": (["all_reduce", "--mode", "fast"], "fast"),
+    "mode": (["all_reduce", "--mode", "fast"], "emu: --mode: unknown mode 'fast'"),
     "size": (["all_reduce", "--size", "1G"], "1G"),
+    "size beyond any": (["all_reduce", "--size", "1e30"], "--size: a size beyond any machine"),
+    "sweep from nothing": (["all_reduce", "--sweep", "1e-300:1"], "a byte or more"),
+    "bandwidth of nothing": (["all_reduce", "--set", "leaf.bandwidth=1e-300"], "levels.leaf.bandwidth"),
+    "oversubscription without end": (["all_reduce", "--set", "spine.oversubscription=inf"], "levels.spine.oversub"),
     "sweep": (["all_reduce", "--sweep", "1MiB"], "A:B"),
     "falling sweep": (["all_reduce", "--sweep", "2MiB:1MiB"], "rise"),
     "root": (["broadcast", "--root", "8"], "root 8"),
@@ -121,3 +130,9 @@ def test_the_placement_is_named_as_emu_run_names_it(emu):
     assert code == 0
     assert json.loads(out) != json.loads(emu(*where, "--json", "-")[1])
     assert emu(*where, "--placement", "random")[0] == 2
+
+
+def test_a_link_without_bandwidth_is_told_not_timed():
+    fabric = load("fattree", ranks=8)
+    with pytest.raises(InputError, match="all_gather never ends: a link between its members has no bandwidth"):
+        measure(fabric.with_capacity(np.arange(fabric.links), 0.0), range(8), "all_gather", [1e6])

@@ -64,6 +64,10 @@ def test_several_topologies_are_compared_and_kept(emu, tmp_path):
     [
         (["--straggler", "99:2"], "rank 99"),
         (["--straggler", "fast"], "RANK:FACTOR"),
+        (["--straggler", "1:1e300"], "--straggler: '1:1e300': the factor is beyond any machine"),
+        (["--degrade", "gpu0-leaf0:1e-300"], "--degrade: 'gpu0-leaf0:1e-300': the factor is beyond any machine"),
+        (["--degrade", "gpu0-gpu1:0.5"], "--degrade: gpu0-gpu1: no link joins gpu0 and gpu1"),
+        (["--algo", "all_gather=ring/XX"], "--algo: ring/XX: no protocol 'XX'"),
         (["--degrade", "gpu0-moon:0.5"], "moon"),
         (["--degrade", "gpu0-leaf0:2x"], "factor"),
         (["--place", "sideways"], "sideways"),

@@ -161,6 +161,14 @@ FAULTS = {
     "nccl, NVLink to nowhere": (
         '<system><cpu><pci busid="1" class="0x030200"><gpu dev="0" sm="90"><nvlink target="9" count="1"/>'
         "</gpu></pci></cpu></system>", "gpu0: NVLink to '9', which is not in the file"),
+    "nccl, no links": (
+        '<system><cpu><pci busid="1" class="0x030200"><gpu dev="0" sm="90"><nvlink target="1" count="0" '
+        'tclass="0x068000"/></gpu></pci></cpu></system>', "gpu0: nvlink count: 0 links are none"),
+    "nccl, links without end": (
+        f'<system><cpu><pci busid="1" class="0x030200" link_width="{"9" * 400}"/></cpu></system>',
+        "pci link_width: 99999999999999999999 is beyond any machine"),
+    "astra, latency without end": (ASTRA.format("Ring", 8, 50, 1e40), "latency is beyond any machine"),
+    "simai, nodes without end": (SIMAI.replace("9", "9" * 12, 1), "cannot join 999999999999 nodes"),
     "simai, no GPU": ("5 2 2 3 10 H100\n", "no GPU is left"),
     "simai, no switches": ("9 2 2 3 10 H100\n", "line 2: the line with the numbers"),
     "simai, switches numbered wrongly": (SIMAI.replace("4 5 6 7 8", "4 5 6 7 9"), "line 2: the switches should be"),

@@ -13,6 +13,8 @@ from emulator.errors import InputError
 from emulator.files import packed, write_bytes
 from emulator.outputs import JSON, Output, check_outputs
 
+_LARGEST = 2.0**53  # bytes: as many as a float counts one by one
+
 if TYPE_CHECKING:
     from emulator.network.measure import Row
 
@@ -100,6 +102,8 @@ def _bytes(text: str, option: str) -> float:
         raise InputError(str(error), source=option) from None
     if amount < 0:
         raise InputError(f"a size must not be negative, got {text!r}", source=option)
+    if amount > _LARGEST:
+        raise InputError(f"a size beyond any machine (more than 2^53 bytes), got {text!r}", source=option)
     return amount
 
 
@@ -108,8 +112,8 @@ def _sizes(sweep: str) -> list[float]:
     if not separator:
         raise InputError(f"{sweep!r} is not A:B", source="--sweep", remedy="for example --sweep 1KiB:8GiB")
     low, high = _bytes(first, "--sweep"), _bytes(last, "--sweep")
-    if not 0 < low <= high:
-        raise InputError(f"{sweep!r} must rise from above zero", source="--sweep")
+    if not 1 <= low <= high:
+        raise InputError(f"{sweep!r} must rise from a byte or more", source="--sweep")
     sizes = [low]
     while sizes[-1] * 2 <= high:
         sizes.append(sizes[-1] * 2)
@@ -126,4 +130,4 @@ def _document(rows: Sequence[Row], **about: str | int) -> str:
         }
         for row in rows
     ]  # fmt: skip
-    return json.dumps({"schema": "emu-collective/1", **about, "results": results}, indent=1)
+    return json.dumps({"schema": "emu-collective/1", **about, "results": results}, indent=1, allow_nan=False)

@@ -30,6 +30,7 @@ _NVLINK = {
 _BETWEEN_CPUS = {"AuthenticAMD": 16e9, "GenuineIntel": 10e9}  # bytes/s
 _CPU_DEFAULT = 10e9
 _DEFAULT_NET = 10_000  # Mbit/s
+_MOST = 10**6  # of any number in the file: links, lanes, Mbit/s
 
 
 def read(text: str, name: str) -> NodeLink:
@@ -122,7 +123,10 @@ class _Reader:
                 return
         else:
             raise InputError(f"NVLink to {target!r}, which is not in the file", place=gpu)
-        self.links.append(self._link(gpu, other, each, "NVLink", _whole(link, "count", 1)))
+        cables = _whole(link, "count", 1)
+        if not cables:
+            raise InputError("0 links are none: take the entry out", place=f"{gpu}: nvlink count")
+        self.links.append(self._link(gpu, other, each, "NVLink", cables))
 
     @staticmethod
     def _link(a: str, b: str, rate: float, level: str, cables: int = 1) -> Link:
@@ -147,8 +151,11 @@ def _speed(net: Element) -> float:
 def _whole(element: Element, attribute: str, default: int) -> int:
     """A number of an element, ``default`` if it is not there or empty."""
     text = element.get(attribute) or str(default)
+    place = f"{element.tag} {attribute}"
     if not text.isdecimal():
-        raise InputError(f"{text!r} is not a whole number", place=f"{element.tag} {attribute}")
+        raise InputError(f"{text!r} is not a whole number", place=place)
+    if len(text) > len(str(_MOST)) or int(text) > _MOST:
+        raise InputError(f"{text[:20]} is beyond any machine (more than {_MOST:,})", place=place)
     return int(text)
 
 
