@@ -29,9 +29,9 @@ def packed(path: Path | str, data: bytes) -> bytes:
 
 
 def read_text(path: Path | str) -> str:
-    """The content of a UTF-8 text file. Raises InputError also if it is binary."""
+    """The content of a UTF-8 text file, without a byte-order mark. Raises InputError also if it is binary."""
     try:
-        return read_bytes(path).decode("utf-8")
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 text (byte {error.start}): is it a binary file?", source=str(path)) from None
 

@@ -203,3 +203,34 @@ def test_a_job_larger_than_the_file_is_refused(tmp_path: Path) -> None:
     for text in (SIMAI, ASTRA.format("Ring", 4, 50, 500), json.dumps({"nodes": [{"id": 0, "kind": "accel"}]})):
         with pytest.raises(InputError, match="needs 64"):
             read(tmp_path, text, ranks=64)
+
+
+ONE_GPU = (
+    '<?xml version="1.0" encoding="{}"?><system><cpu numaid="0"><pci busid="1" class="0x030200"><gpu dev="0" sm="90"/>'
+    "</pci></cpu></system>"
+)
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-8-SIG", "UTF-16", "ISO-8859-1"])
+def test_xml_is_read_in_the_encoding_it_declares(encoding: str, tmp_path: Path) -> None:
+    text = ONE_GPU.format(encoding.removesuffix("-SIG"))
+    (tmp_path / "net.xml").write_bytes(text.encode(encoding))
+    assert load(str(tmp_path / "net.xml"), ranks=1).accelerators == 1
+
+
+def test_entities_are_refused_in_utf_16_too(tmp_path: Path) -> None:
+    text = '<?xml version="1.0" encoding="UTF-16"?><!DOCTYPE a [<!ENTITY b "c">]><system/>'
+    (tmp_path / "net.xml").write_bytes(text.encode("UTF-16"))
+    with pytest.raises(InputError, match="document type"):
+        load(str(tmp_path / "net.xml"), ranks=1)
+
+
+def test_a_graph_may_begin_with_a_mark_but_not_be_utf_16(tmp_path: Path) -> None:
+    text = json.dumps({"nodes": [{"id": 0, "kind": "accel"}]})
+    (tmp_path / "net.json").write_bytes(text.encode("utf-8-sig"))
+    assert load(str(tmp_path / "net.json"), ranks=1).accelerators == 1
+    for encoding in ("utf-16", "utf-16-le"):
+        (tmp_path / "net.json").write_bytes(text.encode(encoding))
+        with pytest.raises(InputError, match="is UTF-16") as caught:
+            load(str(tmp_path / "net.json"), ranks=1)
+        assert caught.value.remedy == "save it as UTF-8"

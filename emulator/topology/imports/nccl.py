@@ -33,13 +33,15 @@ _DEFAULT_NET = 10_000  # Mbit/s
 _MOST = 10**6  # of any number in the file: links, lanes, Mbit/s
 
 
-def read(text: str, name: str) -> NodeLink:
-    """The node-link document of such a file. Raises InputError: not XML, no GPU, a link to nowhere."""
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+def read(data: bytes, name: str) -> NodeLink:
+    """The node-link document of such a file, in the encoding that it declares. Raises InputError: not XML, no GPU, a
+    link to nowhere."""
+    ascii_only = data.replace(b"\0", b"")  # of UTF-16 too
+    if b"<!DOCTYPE" in ascii_only or b"<!ENTITY" in ascii_only:
         raise InputError("has a document type; a topology of NCCL has none")
     try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
+        root = ElementTree.fromstring(data)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the latter: an encoding that there is none
         raise InputError(f"is not XML: {error}") from None
     if root.tag != "system":
         raise InputError(f"is XML, but begins with <{root.tag}>, not with <system> as a topology of NCCL does")
