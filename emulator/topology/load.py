@@ -17,7 +17,8 @@ from emulator.errors import InputError
 from emulator.topology import fabric, imports
 from emulator.topology.document import convert, read_yaml
 from emulator.topology.graph import Topology, merge
-from emulator.topology.spec import LEVELS, Level, TopologyFile, decode_quantity
+from emulator.topology.sizing import TooSmallError
+from emulator.topology.spec import FLAGS, LEVELS, Level, TopologyFile, decode_quantity
 from emulator.topology.tuning import read_tuning
 
 _KIND, _SUFFIXES = "topologies", (".yaml", ".json")
@@ -25,6 +26,7 @@ _NOT_TOPOLOGIES = {"devices.yaml"}
 _TOP_KEYS = ("routing", "flows_per_pair", "seed", "pxn", "accelerators", "largest", "bundled", "tuning")
 _ALIKE = 0.75  # of the letters: a key that much like a known one was probably meant to be it
 _SHOWN = 64  # ranks, where nobody says how many
+_FLAG_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # as YAML reads them
 _SAMPLE = 256  # pairs whose routes are compared to see whether a setting changed anything
 
 
@@ -105,7 +107,14 @@ def _from_levels(
     document: dict[str, Any], ranks: int | None, overrides: Mapping[str, str], path: Path, spec: str
 ) -> Topology:
     sized = _sized(_overridden(document, overrides, spec), ranks, path, spec)
-    topology, used = sized.build()
+    try:
+        topology, used = sized.build()
+    except TooSmallError as error:
+        if ranks is not None or sized.file.accelerators is not None or not error.room:
+            raise
+        ranks = error.room  # to be looked at, it is as large as it can be
+        sized = _sized(_overridden(document, overrides, spec), ranks, path, spec)
+        topology, used = sized.build()
     idle = []
     for key in overrides:
         name = key.partition(".")[0]
@@ -146,7 +155,8 @@ def located(source: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(error.reason, source=source, place=error.place, remedy=error.remedy) from None
+        error.source = source
+        raise
 
 
 def _same(a: Topology, b: Topology) -> bool:
@@ -220,7 +230,9 @@ def _overridden(document: dict[str, Any], overrides: Mapping[str, str], source: 
     levels = levels if isinstance(levels, dict) else {}
     known = [*_TOP_KEYS, *(f"{name}.{key}" for name, level in levels.items() for key in _keys(level))]
     for key, text in overrides.items():
-        value = text.split(",") if "," in text else text
+        words = [_FLAG_WORDS.get(word.lower(), word) if key.rpartition(".")[2] in FLAGS else word
+                 for word in text.split(",")]  # fmt: skip
+        value = words if len(words) > 1 else words[0]
         if key not in known:
             raise InputError(f"no key {key!r} to set", source=source, remedy=_meant(key, known))
         name, _, field = key.partition(".")

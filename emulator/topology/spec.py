@@ -181,6 +181,15 @@ class TopologyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     sources: dict[str, str] = {}
 
 
+# Fields that are a flag, or one for each of several.
+FLAGS = frozenset(
+    field.name
+    for struct in (TopologyFile, *LEVELS.values())
+    for field in msgspec.structs.fields(struct)
+    if field.type in (bool, bool | list[bool])
+)
+
+
 def decode_quantity(kind: type, value: Any) -> Any:
     """msgspec hook for Rate and Latency; raises ValueError with the reason."""
     if kind is Rate:
