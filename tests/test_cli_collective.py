@@ -136,3 +136,20 @@ def test_a_link_without_bandwidth_is_told_not_timed():
     fabric = load("fattree", ranks=8)
     with pytest.raises(InputError, match="all_gather never ends: a link between its members has no bandwidth"):
         measure(fabric.with_capacity(np.arange(fabric.links), 0.0), range(8), "all_gather", [1e6])
+
+
+@pytest.mark.parametrize(("knob", "reason"), [
+    (["--set", "seed=-5"], "seed=-5 changed nothing"),
+    (["--set", "core.bandwidth=1e12"], "core.bandwidth changed nothing: 16 accelerators need no core"),
+    (["--set", "leaf.latency=1ms", "--algo", "ring"], "leaf.latency=1ms changed nothing: the collectives' latencies"),
+    (["--set", "leaf.latency=1ms"], "leaf.latency=1ms counts for sends, exchanges and what else"),
+    (["--seed", "5"], "--seed 5 changed nothing"),
+    (["--root", "3"], "--root 3 changed nothing: all_reduce has no root"),
+    (["--copies", "3"], "--copies 3 changed nothing"),
+])  # fmt: skip
+def test_a_knob_that_changed_nothing_is_said(emu, knob, reason):
+    command = ("collective", "all_reduce", "--ranks", "16", *knob)
+    _, out, _ = emu(*command, "--json", "-")
+    assert [text for text in json.loads(out)["warnings"] if reason in text]
+    _, out, _ = emu(*command, "--width", "200")
+    assert "1 warning" in out and reason in out

@@ -234,3 +234,14 @@ def test_a_graph_may_begin_with_a_mark_but_not_be_utf_16(tmp_path: Path) -> None
         with pytest.raises(InputError, match="is UTF-16") as caught:
             load(str(tmp_path / "net.json"), ranks=1)
         assert caught.value.remedy == "save it as UTF-8"
+
+
+def test_settings_that_a_graph_does_not_heed_are_said(tmp_path: Path) -> None:
+    (tmp_path / "net.txt").write_text(SIMAI)
+
+    def findings(**overrides: str) -> tuple[str, ...]:
+        return load(str(tmp_path / "net.txt"), ranks=4, overrides=overrides).findings
+
+    assert findings(seed="5", flows_per_pair="3") == ("seed=5 changed nothing", "flows_per_pair=3 changed nothing")
+    assert findings(routing="spread") == ("routing=spread changed nothing",)
+    assert findings(routing="ecmp", seed="5", flows_per_pair="3") == ()

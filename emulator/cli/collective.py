@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ _LARGEST = 2.0**53  # bytes: as many as a float counts one by one
 
 if TYPE_CHECKING:
     from emulator.network.measure import Row
+    from emulator.topology.graph import Topology
 
 
 def collective(
@@ -42,7 +43,9 @@ def collective(
     place: Annotated[
         str, typer.Option(help="Accelerators of the ranks: linear, random, rail, or a file (docs/topology.md).")
     ] = "linear",
-    seed: Annotated[int, typer.Option(help="Seed of --place random.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of a random placement and of hashed routing (--set routing=ecmp); default: 0.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the topology; repeatable.")
     ] = None,
@@ -72,18 +75,22 @@ def collective(
     name = canonical(kind)
     if name not in COLLECTIVES:
         raise InputError(f"unknown collective {kind!r}", source="KIND", remedy=f"known: {', '.join(COLLECTIVES)}")
-    topology = load(topo, ranks=ranks, overrides=overrides)
+    topology = load(topo, ranks=ranks, overrides=overrides, seed=seed)
     asked, _, protocol = algo.partition("/")
-    members = placement.place(place, topology, ranks, seed=seed)
+    members = placement.place(place, topology, ranks, seed=seed or 0)
     algorithm = "/".join(filter(None, (canonical(asked), protocol)))
     rows = measure(topology, members, name, sizes, algorithm=algorithm, mode=mode, root=root, copies=copies)
+    warnings = [*topology.findings, *_idle(name, rows, topology, overrides, place, seed, root, copies)]
     if json is not None:
-        text = _document(rows, collective=name, ranks=ranks, topology=topology.name, built=topology.built, mode=mode)
+        about = {"topology": topology.name, "built": topology.built, "mode": mode}
+        text = _document(rows, warnings, collective=name, ranks=ranks, **about)
         print(text) if json == "-" else write_bytes(json, packed(json, text.encode() + b"\n"))
     if plot is None and json == "-":
         return
     from emulator.report.collective import plot as draw  # noqa: PLC0415
     from emulator.report.collective import render  # noqa: PLC0415
+    from emulator.report.figures import several  # noqa: PLC0415
+    from emulator.report.tables import listing  # noqa: PLC0415
 
     title = f"{name}, {ranks:,} ranks on {topology.name} ({topology.built})"
     if plot is not None:
@@ -91,6 +98,8 @@ def collective(
     if json != "-":
         out = console(width)
         out.print(render(rows, title, out.width))
+        if warnings:
+            out.print(listing(several(len(warnings), "warning"), warnings))
 
 
 def _bytes(text: str, option: str) -> float:
@@ -120,7 +129,27 @@ def _sizes(sweep: str) -> list[float]:
     return sizes
 
 
-def _document(rows: Sequence[Row], **about: str | int) -> str:
+def _idle(
+    collective: str, rows: Sequence[Row], topology: Topology, overrides: Mapping[str, str], place: str,
+    seed: int | None, root: int, copies: float,
+) -> Iterator[str]:  # fmt: skip
+    """Knobs that changed nothing."""
+    from emulator.caveats import latency_caveat  # noqa: PLC0415
+    from emulator.network.collectives import ROOTED  # noqa: PLC0415
+
+    tuned = [bool(row.protocol) for row in rows]
+    for key in topology.links_of_key:
+        if key.endswith(".latency") and any(tuned):
+            yield latency_caveat(topology, key, overrides[key], partly=not all(tuned))
+    if seed is not None and place != "random" and not topology.routing.startswith("ecmp"):
+        yield f"--seed {seed} changed nothing: neither placement nor routing is drawn at random"
+    if root and collective not in ROOTED:
+        yield f"--root {root} changed nothing: {collective} has no root"
+    if copies != 1 and all(row.algorithm != "two_hop" for row in rows):
+        yield f"--copies {copies:g} changed nothing: only two_hop sends one copy for several members"
+
+
+def _document(rows: Sequence[Row], warnings: Sequence[str], **about: str | int) -> str:
     import json  # noqa: PLC0415
 
     results = [
@@ -130,4 +159,5 @@ def _document(rows: Sequence[Row], **about: str | int) -> str:
         }
         for row in rows
     ]  # fmt: skip
-    return json.dumps({"schema": "emu-collective/1", **about, "results": results}, indent=1, allow_nan=False)
+    document = {"schema": "emu-collective/1", **about, "results": results, "warnings": warnings}
+    return json.dumps(document, indent=1, allow_nan=False)

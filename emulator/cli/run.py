@@ -34,7 +34,9 @@ def run(
     place: Annotated[
         str, typer.Option(help="Rank to accelerator: linear, random, rail, an order of axes (`tp,pp,dp`), or a file.")
     ] = "linear",
-    seed: Annotated[int, typer.Option(help="Of a random placement and of hashed routing (--set routing=ecmp).")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of a random placement and of hashed routing (--set routing=ecmp); default: 0.")
+    ] = None,
     straggler: Annotated[
         list[str] | None, typer.Option(metavar="RANK:FACTOR", help="Compute of a rank takes so many times as long.")
     ] = None,
@@ -72,8 +74,6 @@ def run(
     Example: emu run --topo torus --trace llama.json --json result.json
     """
     overrides = parse_overrides(settings or [])
-    if seed and overrides.get("routing") == "ecmp":
-        overrides.setdefault("seed", str(seed))
     from emulator.replay.simulate import Options  # noqa: PLC0415  (heavy: only when there is work)
 
     job = {

@@ -21,12 +21,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LinkChange:
-    """Links whose capacity is multiplied by ``factor`` from ``start`` to ``end`` (seconds; None: to the end)."""
+    """Links whose capacity is multiplied by ``factor`` from ``start`` to ``end`` (seconds; None: to the end).
+
+    ``text`` is how it was asked for.
+    """
 
     links: Ints
     factor: float
     start: float = 0.0
     end: float | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def parse_degrade(text: str, topology: Topology) -> LinkChange:
     except InputError as error:
         raise InputError(error.reason, source="--degrade", place=error.place, remedy=error.remedy) from None
     if not at:
-        return LinkChange(links, value)
+        return LinkChange(links, value, text=text)
     first, dash, last = window.partition("-")
     try:
         start, end = parse_seconds(first), parse_seconds(last) if dash else None
@@ -95,7 +99,7 @@ def parse_degrade(text: str, topology: Topology) -> LinkChange:
         raise InputError(f"{text!r}: {error}", source="--degrade", remedy=remedy) from None
     if start < 0 or (end is not None and end <= start):
         raise InputError(f"{text!r}: the window is empty or before the step", source="--degrade", remedy=remedy)
-    return LinkChange(links, value, start, end)
+    return LinkChange(links, value, start, end, text)
 
 
 def parse_chip_share(text: str, topology: Topology) -> dict[str, float]:
