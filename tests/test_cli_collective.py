@@ -109,6 +109,7 @@ WRONG = {
     "folder": (["all_reduce", "--json", "missing/out.json"], "missing"),
     "picture": (["all_reduce", "--plot", "picture.docx"], "docx"),
     "copies": (["all_to_all", "--ranks", "16", "--algo", "two_hop", "--copies", "0"], "copies"),
+    "copies without end": (["all_to_all", "--ranks", "16", "--copies", "inf"], "copies per server must be 1 to 16"),
     "steps in the switch": (["all_reduce", "--algo", "nvls", "--mode", "steps"], "nvls"),
 }
 
