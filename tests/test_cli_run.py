@@ -138,3 +138,12 @@ def test_wrong_options_are_one_line(emu, arguments, reason):
     assert (code, out) == (2, "")
     assert reason in err.splitlines()[0]
     assert len(err.splitlines()) <= 2
+
+
+def test_a_degraded_link_that_still_cannot_be_filled_is_said(emu, tmp_path):
+    io.write(job({"dp": 16}, [collective(0, "all_to_all", "dp", 10**6), wait(1, 0)]), tmp_path / "t.json")
+    wide = ("--set", "spine.oversubscription=0.5", "--set", "leaf.rails=4")
+    degraded = (*wide, "--degrade", "leaf0-spine0:0.6")
+    assert [text for text in warnings(emu, *degraded) if "cannot fill what is left of it" in text]
+    assert step(emu, *degraded) == pytest.approx(step(emu, *wide), rel=1e-12)
+    assert step(emu, *wide, "--degrade", "leaf0-spine0:0.1") > step(emu, *wide)
