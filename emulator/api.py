@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator import assets
+from emulator.caveats import caveats, idle_shares
 from emulator.collector import paused_collector
 from emulator.cost.lower import Lowered, lower
 from emulator.cost.roofline import Timed, time_ops
@@ -27,7 +28,6 @@ from emulator.trace.expand import templates
 from emulator.trace.io import SUFFIXES
 from emulator.trace.mesh import per_rank
 from emulator.trace.schema import Trace
-from emulator.units import format_seconds
 
 DEFAULT_LOWERING = "compile"
 Progress = Callable[[int, int], None]
@@ -60,16 +60,16 @@ class OpenJob:
     def run(self, options: Options = Options(), progress: Progress | None = None) -> Result:  # noqa: B008  (frozen)
         """Replay it. Raises InputError if it does not fit, AnswerIsNo if the replay cannot go on."""
         job = Job(trace=self.lowered.trace, seconds=self.timed.seconds, sources=self.timed.source, name=self.name)
-        options = self.settled(options)
-        replay = simulate(job, self.topology, options, progress)
+        replay = simulate(job, self.topology, self.settled(options), progress)
         if not replay.step_seconds > 0:
             raise InputError(
                 "the step takes no time: the trace has no op that computes or communicates", source=self.name
             )
         result = _result(self, replay)
-        result.warnings = _warnings(self, replay, options)
         with paused_collector():
-            return fill(result)
+            result = fill(result)
+        result.warnings = [*caveats(self, replay, options), *idle_shares(self, replay, options, result)]
+        return result
 
 
 def open_job(
@@ -79,6 +79,7 @@ def open_job(
     device: str | None = None,
     lowering: str | None = None,
     overrides: Mapping[str, str] | None = None,
+    seed: int | None = None,
     progress: Progress | None = None,
 ) -> OpenJob:
     """Load a trace, build a topology for it and time its ops; arguments as in :func:`run`."""
@@ -87,7 +88,7 @@ def open_job(
         path = assets.find("traces", str(trace), SUFFIXES)
         name, trace = str(trace), load_trace(path, progress)
     if not isinstance(topology, Topology):
-        topology = load_topology(str(topology), ranks=trace.world_size, overrides=overrides)
+        topology = load_topology(str(topology), ranks=trace.world_size, overrides=overrides, seed=seed)
     model = _device(device, topology)
     chosen = lowering or DEFAULT_LOWERING
     lowered = lower(trace, chosen)
@@ -106,7 +107,7 @@ def run(
     degraded: Sequence[str] = (),
     chip_share: str = "",
     place: str = "linear",
-    seed: int = 0,
+    seed: int | None = None,
     options: Options = Options(),  # noqa: B008  (frozen)
     what_if: bool = False,
     progress: Progress | None = None,
@@ -116,19 +117,25 @@ def run(
     ``trace`` and ``topology`` are names of what is shipped, paths, or loaded objects; ``device`` defaults to the
     topology's; ``lowering`` is ``eager`` or ``compile`` (default); ``overrides`` are dotted keys of the topology
     file; ``stragglers`` (``RANK:FACTOR``), ``degraded`` (``LINK:FACTOR[@t1-t2]``), ``chip_share`` (``LINKS=K,...``),
-    ``place`` and ``seed`` are as on the command line; ``options`` say how to replay; ``what_if`` replays it again
-    with what might help. Raises InputError on bad input, AnswerIsNo if the replay cannot go on.
+    ``place`` and ``seed`` (of a random place and of hashed routing) are as on the command line; ``options`` say how to
+    replay; ``what_if`` replays it again with what might help. Raises InputError on bad input, AnswerIsNo if the replay
+    cannot go on.
     """
-    job = open_job(trace, topology, device=device, lowering=lowering, overrides=overrides, progress=progress)
+    job = open_job(trace, topology, device=device, lowering=lowering, overrides=overrides, seed=seed, progress=progress)
     if stragglers or degraded:
         slowdown = dict(parse_straggler(text) for text in stragglers)
+        if len(slowdown) < len(stragglers):
+            raise InputError("a rank is named twice", source="--straggler", place=", ".join(stragglers))
         changes = [parse_degrade(text, job.topology) for text in degraded]
         options = replace(options, perturbation=Perturbation(slowdown, changes))
     if chip_share:
         options = replace(options, shares=parse_chip_share(chip_share, job.topology))
     if place != "linear":
-        options = replace(options, placement=job.placement(place, seed))
+        options = replace(options, placement=job.placement(place, seed or 0))
     result = job.run(options, progress)
+    hashed = job.topology.routing.startswith("ecmp") and not isinstance(topology, Topology)
+    if seed is not None and place != "random" and not hashed:
+        result.warnings.append(f"--seed {seed} changed nothing: neither placement nor routing is drawn at random")
     if not what_if:
         return result
     from emulator.whatif import add_what_if  # noqa: PLC0415  (it stands on this module)
@@ -177,38 +184,3 @@ def _result(job: OpenJob, replay: Replay) -> Result:
         engine=replay.engine,
         mfu=mfu, tokens_per_second=float(meta.tokens_per_step) / step if meta.tokens_per_step else None,
     )  # fmt: skip
-
-
-def _warnings(job: OpenJob, replay: Replay, options: Options) -> list[str]:
-    """Everything that was skipped, guessed or defaulted, counted."""
-    device = job.device
-    found = []
-    if not job.lowering_chosen:
-        found.append(f"lowering: {DEFAULT_LOWERING} by default (--lower eager times the recorded kernels one by one)")
-    found += [f"{count} kernels not fused: {reason}" for reason, count in sorted(job.lowered.notes.items())]
-    found += [f"{count} ops timed on an assumption: {reason}" for reason, count in sorted(job.timed.notes.items())]
-    if device.figures == "burst":
-        found.append(f"{device.name}: efficiencies are of kernels timed alone; a long step sustains less")
-    if device.assumed:
-        found.append(f"{device.name}: {len(device.assumed)} figures are assumed: {', '.join(device.assumed)}")
-    found += list(job.topology.findings)
-    found += [
-        f"steady state: {jump.count} periods of {format_seconds(jump.period_seconds)} after"
-        f" {format_seconds(jump.at_seconds)} are counted, not shown one by one"
-        for jump in replay.omitted
-    ]
-    if options.placement is not None and np.array_equal(options.placement, np.arange(len(options.placement))):
-        found.append("the placement changed nothing: every rank is where it would have been")
-    for change in options.perturbation.changes if options.perturbation is not None else ():
-        if change.start >= replay.step_seconds:
-            found.append(
-                f"a degradation from {format_seconds(change.start)} on changed nothing: the step was over before"
-            )
-    if replay.folding.enabled and replay.folding.ranks > 1 and replay.folding.rank_classes == replay.folding.ranks:
-        reason = " (hashed routing treats no two alike)" if job.topology.routing.startswith("ecmp") else ""
-        found.append(f"folding found no two ranks alike{reason}: all {replay.folding.ranks} were simulated")
-    found += replay.notes
-    if job.trace.meta.notes:
-        listed = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in job.trace.meta.notes.items())
-        found.append(f"recorder: {listed}")
-    return found

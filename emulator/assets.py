@@ -32,6 +32,15 @@ def find(kind: str, what: str, suffixes: Sequence[str]) -> Path:
 
     Raises InputError, listing the known names, if there is none.
     """
+    path = located(kind, what, suffixes)
+    if path is None:
+        known = ", ".join(names(kind, suffixes)) or "none"
+        raise InputError(f"no such file or name; known {kind}: {known}", source=what)
+    return path
+
+
+def located(kind: str, what: str, suffixes: Sequence[str]) -> Path | None:
+    """As :func:`find`; None if there is no such file."""
     path = Path(what)
     if path.exists():
         return path
@@ -44,5 +53,4 @@ def find(kind: str, what: str, suffixes: Sequence[str]) -> Path:
         candidate = folder(path.parent.name) / path.name
         if path.parent.name == kind and candidate.is_file():
             return candidate
-    known = ", ".join(names(kind, suffixes)) or "none"
-    raise InputError(f"no such file or name; known {kind}: {known}", source=what)
+    return None

@@ -25,13 +25,13 @@ def read_bytes(path: Path | str) -> bytes:
 
 def packed(path: Path | str, data: bytes) -> bytes:
     """The data as a file of that name holds it: gzipped if the name ends in ``.gz``, the same bytes every time."""
-    return gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data
+    return gzip.compress(data, mtime=0) if str(path).lower().endswith(".gz") else data
 
 
 def read_text(path: Path | str) -> str:
-    """The content of a UTF-8 text file. Raises InputError also if it is binary."""
+    """The content of a UTF-8 text file, without a byte-order mark. Raises InputError also if it is binary."""
     try:
-        return read_bytes(path).decode("utf-8")
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 text (byte {error.start}): is it a binary file?", source=str(path)) from None
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from emulator.cli import main
+from emulator.errors import InputError
+from emulator.network.measure import measure
+from emulator.topology.load import load
 
 
 @pytest.fixture
@@ -89,9 +93,14 @@ WRONG = {
     "algorithm": (["all_reduce", "--algo", "magic"], "magic"),
     "algorithm of another collective": (["all_gather", "--algo", "pairwise"], "pairwise"),
     "switches that are not there": (["all_reduce", "--topo", "torus", "--algo", "nvls"], "nvls"),
+    "protocol": (["all_reduce", "--algo", "ring/XX"], "emu: --algo: ring has no protocol 'XX'"),
     "no servers": (["all_reduce", "--algo", "hierarchical"], "hierarchical"),
-    "mode": (["all_reduce", "--mode", "fast"], "fast"),
+    "mode": (["all_reduce", "--mode", "fast"], "emu: --mode: unknown mode 'fast'"),
     "size": (["all_reduce", "--size", "1G"], "1G"),
+    "size beyond any": (["all_reduce", "--size", "1e30"], "--size: a size beyond any machine"),
+    "sweep from nothing": (["all_reduce", "--sweep", "1e-300:1"], "a byte or more"),
+    "bandwidth of nothing": (["all_reduce", "--set", "leaf.bandwidth=1e-300"], "levels.leaf.bandwidth"),
+    "oversubscription without end": (["all_reduce", "--set", "spine.oversubscription=inf"], "levels.spine.oversub"),
     "sweep": (["all_reduce", "--sweep", "1MiB"], "A:B"),
     "falling sweep": (["all_reduce", "--sweep", "2MiB:1MiB"], "rise"),
     "root": (["broadcast", "--root", "8"], "root 8"),
@@ -100,6 +109,7 @@ WRONG = {
     "folder": (["all_reduce", "--json", "missing/out.json"], "missing"),
     "picture": (["all_reduce", "--plot", "picture.docx"], "docx"),
     "copies": (["all_to_all", "--ranks", "16", "--algo", "two_hop", "--copies", "0"], "copies"),
+    "copies without end": (["all_to_all", "--ranks", "16", "--copies", "inf"], "copies per server must be 1 to 16"),
     "steps in the switch": (["all_reduce", "--algo", "nvls", "--mode", "steps"], "nvls"),
 }
 
@@ -113,3 +123,34 @@ def test_wrong_input_is_one_line(emu, tmp_path, what):
     assert len(err.splitlines()) <= 2
     assert "Traceback" not in err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_placement_is_named_as_emu_run_names_it(emu):
+    where = ("collective", "all_reduce", "--ranks", "8", "--topo", "fattree", "--set", "accelerators=16")
+    code, out, _ = emu(*where, "--place", "random", "--seed", "3", "--json", "-")
+    assert code == 0
+    assert json.loads(out) != json.loads(emu(*where, "--json", "-")[1])
+    assert emu(*where, "--placement", "random")[0] == 2
+
+
+def test_a_link_without_bandwidth_is_told_not_timed():
+    fabric = load("fattree", ranks=8)
+    with pytest.raises(InputError, match="all_gather never ends: a link between its members has no bandwidth"):
+        measure(fabric.with_capacity(np.arange(fabric.links), 0.0), range(8), "all_gather", [1e6])
+
+
+@pytest.mark.parametrize(("knob", "reason"), [
+    (["--set", "seed=-5"], "seed=-5 changed nothing"),
+    (["--set", "core.bandwidth=1e12"], "core.bandwidth changed nothing: 16 accelerators need no core"),
+    (["--set", "leaf.latency=1ms", "--algo", "ring"], "leaf.latency=1ms changed nothing: the collectives' latencies"),
+    (["--set", "leaf.latency=1ms"], "leaf.latency=1ms counts for sends, exchanges and what else"),
+    (["--seed", "5"], "--seed 5 changed nothing"),
+    (["--root", "3"], "--root 3 changed nothing: all_reduce has no root"),
+    (["--copies", "3"], "--copies 3 changed nothing"),
+])  # fmt: skip
+def test_a_knob_that_changed_nothing_is_said(emu, knob, reason):
+    command = ("collective", "all_reduce", "--ranks", "16", *knob)
+    _, out, _ = emu(*command, "--json", "-")
+    assert [text for text in json.loads(out)["warnings"] if reason in text]
+    _, out, _ = emu(*command, "--width", "200")
+    assert "1 warning" in out and reason in out

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from emulator.cli import main
+from emulator.topology.load import load
 
 FLAT = "name: flat\ndescription: one switch\nlevels:\n  node: {kind: switch, size: 4, bandwidth: 1 GB/s}\n"
 
@@ -117,3 +118,29 @@ def test_a_png_needs_matplotlib_and_says_so(emu, monkeypatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, _, err = emu("show", "torus", "--ranks", "8", "--png", "a.png")
     assert code == 2 and "matplotlib" in err and not (tmp_path / "a.png").exists()
+
+
+def test_without_a_job_a_small_fabric_is_looked_at_as_it_is(emu, tmp_path):
+    (tmp_path / "net.yaml").write_text(
+        "name: x\ndescription: x\nlevels:\n  leaf: {kind: tier, radix: 4, bandwidth: 50 GB/s}\n"
+        "  spine: {kind: tier, radix: 8, bandwidth: 50 GB/s}\n"
+    )
+    code, out, err = emu("check", "net.yaml")
+    assert (code, err) == (0, "") and "usable" in out
+    assert "16 gpus" in emu("show", "net.yaml")[1]
+    assert "holds 16 accelerators, the job needs 64" in emu("check", "net.yaml", "--ranks", "64")[2]
+
+
+@pytest.mark.parametrize(("yes", "no"), [("yes", "no"), ("on", "Off"), ("true", "false"), ("1", "0")])
+def test_flags_are_set_as_yaml_writes_them(yes, no):
+    assert (
+        load("fattree", ranks=1024, overrides={"bundled": yes}).nodes
+        < load("fattree", ranks=1024, overrides={"bundled": no}).nodes
+    )
+    mixed = load("torus", ranks=64, overrides={"ici.wrap": f"{yes},{no},{yes}"})
+    assert mixed.grid_closed == (True, False, True)
+
+
+def test_a_flag_that_is_none_is_told_with_what_it_may_be(emu):
+    code, _, err = emu("check", "fattree", "--set", "bundled=maybe")
+    assert (code, "bundled: Expected `bool`" in err, "write yes or no" in err) == (2, True, True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import json
 import os
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import zstandard
 from made_results import fsdp_result, pipeline_result
 
 from emulator.errors import InputError
@@ -138,4 +141,16 @@ def test_bad_columns_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damag
 def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
     for path, reason in ((tmp_path, "is a folder"), (tmp_path / "no.json", "no such file")):
         with pytest.raises(InputError, match=reason):
+            io.read(path)
+
+
+def test_marked_and_compressed_results_are_read_and_cut_ones_named(found: Result, tmp_path: Path) -> None:
+    path, data = tmp_path / "r.json", io.encode(found)
+    path.write_bytes(codecs.BOM_UTF8 + data)
+    assert io.encode(io.read(path)) == data
+    for packed in (gzip.compress(data), zstandard.ZstdCompressor().compress(data)):
+        path.write_bytes(packed)
+        assert io.encode(io.read(path)) == data
+        path.write_bytes(packed[: len(packed) // 2])
+        with pytest.raises(InputError, match="damaged or cut compressed file"):
             io.read(path)

@@ -161,6 +161,14 @@ FAULTS = {
     "nccl, NVLink to nowhere": (
         '<system><cpu><pci busid="1" class="0x030200"><gpu dev="0" sm="90"><nvlink target="9" count="1"/>'
         "</gpu></pci></cpu></system>", "gpu0: NVLink to '9', which is not in the file"),
+    "nccl, no links": (
+        '<system><cpu><pci busid="1" class="0x030200"><gpu dev="0" sm="90"><nvlink target="1" count="0" '
+        'tclass="0x068000"/></gpu></pci></cpu></system>', "gpu0: nvlink count: 0 links are none"),
+    "nccl, links without end": (
+        f'<system><cpu><pci busid="1" class="0x030200" link_width="{"9" * 400}"/></cpu></system>',
+        "pci link_width: 99999999999999999999 is beyond any machine"),
+    "astra, latency without end": (ASTRA.format("Ring", 8, 50, 1e40), "latency is beyond any machine"),
+    "simai, nodes without end": (SIMAI.replace("9", "9" * 12, 1), "cannot join 999999999999 nodes"),
     "simai, no GPU": ("5 2 2 3 10 H100\n", "no GPU is left"),
     "simai, no switches": ("9 2 2 3 10 H100\n", "line 2: the line with the numbers"),
     "simai, switches numbered wrongly": (SIMAI.replace("4 5 6 7 8", "4 5 6 7 9"), "line 2: the switches should be"),
@@ -195,3 +203,45 @@ def test_a_job_larger_than_the_file_is_refused(tmp_path: Path) -> None:
     for text in (SIMAI, ASTRA.format("Ring", 4, 50, 500), json.dumps({"nodes": [{"id": 0, "kind": "accel"}]})):
         with pytest.raises(InputError, match="needs 64"):
             read(tmp_path, text, ranks=64)
+
+
+ONE_GPU = (
+    '<?xml version="1.0" encoding="{}"?><system><cpu numaid="0"><pci busid="1" class="0x030200"><gpu dev="0" sm="90"/>'
+    "</pci></cpu></system>"
+)
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-8-SIG", "UTF-16", "ISO-8859-1"])
+def test_xml_is_read_in_the_encoding_it_declares(encoding: str, tmp_path: Path) -> None:
+    text = ONE_GPU.format(encoding.removesuffix("-SIG"))
+    (tmp_path / "net.xml").write_bytes(text.encode(encoding))
+    assert load(str(tmp_path / "net.xml"), ranks=1).accelerators == 1
+
+
+def test_entities_are_refused_in_utf_16_too(tmp_path: Path) -> None:
+    text = '<?xml version="1.0" encoding="UTF-16"?><!DOCTYPE a [<!ENTITY b "c">]><system/>'
+    (tmp_path / "net.xml").write_bytes(text.encode("UTF-16"))
+    with pytest.raises(InputError, match="document type"):
+        load(str(tmp_path / "net.xml"), ranks=1)
+
+
+def test_a_graph_may_begin_with_a_mark_but_not_be_utf_16(tmp_path: Path) -> None:
+    text = json.dumps({"nodes": [{"id": 0, "kind": "accel"}]})
+    (tmp_path / "net.json").write_bytes(text.encode("utf-8-sig"))
+    assert load(str(tmp_path / "net.json"), ranks=1).accelerators == 1
+    for encoding in ("utf-16", "utf-16-le"):
+        (tmp_path / "net.json").write_bytes(text.encode(encoding))
+        with pytest.raises(InputError, match="is UTF-16") as caught:
+            load(str(tmp_path / "net.json"), ranks=1)
+        assert caught.value.remedy == "save it as UTF-8"
+
+
+def test_settings_that_a_graph_does_not_heed_are_said(tmp_path: Path) -> None:
+    (tmp_path / "net.txt").write_text(SIMAI)
+
+    def findings(**overrides: str) -> tuple[str, ...]:
+        return load(str(tmp_path / "net.txt"), ranks=4, overrides=overrides).findings
+
+    assert findings(seed="5", flows_per_pair="3") == ("seed=5 changed nothing", "flows_per_pair=3 changed nothing")
+    assert findings(routing="spread") == ("routing=spread changed nothing",)
+    assert findings(routing="ecmp", seed="5", flows_per_pair="3") == ()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 
 import pytest
+import zstandard
 
 from emulator.errors import InputError
 from emulator.trace import io
@@ -67,8 +69,37 @@ def test_failed_write_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cut_gzip_file_is_named(tmp_path):
-    path = tmp_path / "t.json.gz"
-    path.write_bytes(gzip.compress(b"".join(io.encode(everything())))[:-20])
-    with pytest.raises(InputError, match="cut"):
-        load(path)
+@pytest.mark.parametrize("whole", [1, 2**25])  # read in pieces, and in one go
+@pytest.mark.parametrize("suffix", [".json.gz", ".json.zst"])
+def test_a_cut_compressed_file_is_named_wherever_it_is_cut(tmp_path, monkeypatch, suffix, whole):
+    monkeypatch.setattr(io, "_WHOLE", whole)
+    path = tmp_path / f"t{suffix}"
+    io.write(everything(), path)
+    data = path.read_bytes()
+    for length in (1, 3, 12, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(InputError, match="damaged or cut compressed file"):
+            io.read(path)
+
+
+def test_several_zstd_frames_are_one_text(tmp_path):
+    text = b"".join(io.encode(everything()))
+    compress = zstandard.ZstdCompressor().compress
+    (tmp_path / "t.json.zst").write_bytes(compress(text[:100]) + compress(b"") + compress(text[100:]))
+    assert io.read(tmp_path / "t.json.zst") == everything()
+
+
+def test_a_byte_order_mark_is_read_over(tmp_path, monkeypatch):
+    text = b"".join(io.encode(everything()))
+    (tmp_path / "t.json").write_bytes(codecs.BOM_UTF8 + text)
+    assert io.read(tmp_path / "t.json") == everything()
+    monkeypatch.setattr(io, "_WHOLE", 1)
+    assert io.read(tmp_path / "t.json") == everything()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_refused_by_name(tmp_path, encoding):
+    (tmp_path / "t.json").write_bytes(b"".join(io.encode(everything())).decode().encode(encoding))
+    with pytest.raises(InputError, match="is UTF-16") as caught:
+        io.read(tmp_path / "t.json")
+    assert caught.value.remedy == "save it as UTF-8"

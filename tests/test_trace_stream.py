@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator import unpack
 from emulator.errors import InputError
 from emulator.trace import io
 from emulator.trace.check import load
@@ -166,7 +167,8 @@ def test_verification_data_keeps_programs_apart(tmp_path):
 
 def test_large_files_are_read_in_pieces_and_progress_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(io, "_WHOLE", 1)
-    monkeypatch.setattr(io, "_PIECE", 100)
+    monkeypatch.setattr(unpack, "_PIECE", 100)
+    monkeypatch.setattr(unpack, "_FRAME_PART", 100)
     told = []
     for suffix in (".json", ".json.gz", ".json.zst"):
         io.write(everything(), tmp_path / f"t{suffix}")

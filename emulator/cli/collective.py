@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emulator.cli.options import console, parse_overrides
+from emulator.cli.options import console, parse_overrides, topology_file
 from emulator.errors import InputError
-from emulator.files import check_writable, write_bytes, write_text
+from emulator.files import packed, write_bytes
+from emulator.outputs import JSON, Output, check_outputs
+
+_LARGEST = 2.0**53  # bytes: as many as a float counts one by one
 
 if TYPE_CHECKING:
     from emulator.network.measure import Row
+    from emulator.topology.graph import Topology
 
 
 def collective(
@@ -36,10 +40,12 @@ def collective(
     copies: Annotated[
         float, typer.Option(help="two_hop: members of another server that the same data goes to, on average.")
     ] = 1.0,
-    placement: Annotated[
+    place: Annotated[
         str, typer.Option(help="Accelerators of the ranks: linear, random, rail, or a file (docs/topology.md).")
     ] = "linear",
-    seed: Annotated[int, typer.Option(help="Seed of --placement random.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of a random placement and of hashed routing (--set routing=ecmp); default: 0.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the topology; repeatable.")
     ] = None,
@@ -55,31 +61,36 @@ def collective(
 
     Example: emu collective all_reduce --ranks 64 --topo fattree --sweep 1KiB:8GiB
     """
-    for path in (json, plot):
-        if path not in (None, "-"):
-            check_writable(Path(path))
+    check_outputs(
+        [Output("--json", json, JSON, printed=True), Output("--plot", plot, (".png", ".svg", ".pdf"))],
+        {"the topology": topology_file(topo), "the placement": place},
+    )
     sizes = _sizes(sweep) if sweep is not None else [_bytes(size, "--size")]
     overrides = parse_overrides(settings or [])
     from emulator.network.collectives import COLLECTIVES, canonical  # noqa: PLC0415  (heavy: only when there is work)
     from emulator.network.measure import measure  # noqa: PLC0415
+    from emulator.topology import placement  # noqa: PLC0415
     from emulator.topology.load import load  # noqa: PLC0415
-    from emulator.topology.placement import place  # noqa: PLC0415
 
     name = canonical(kind)
     if name not in COLLECTIVES:
         raise InputError(f"unknown collective {kind!r}", source="KIND", remedy=f"known: {', '.join(COLLECTIVES)}")
-    topology = load(topo, ranks=ranks, overrides=overrides)
+    topology = load(topo, ranks=ranks, overrides=overrides, seed=seed)
     asked, _, protocol = algo.partition("/")
-    members = place(placement, topology, ranks, seed=seed)
+    members = placement.place(place, topology, ranks, seed=seed or 0)
     algorithm = "/".join(filter(None, (canonical(asked), protocol)))
     rows = measure(topology, members, name, sizes, algorithm=algorithm, mode=mode, root=root, copies=copies)
+    warnings = [*topology.findings, *_idle(name, rows, topology, overrides, place, seed, root, copies)]
     if json is not None:
-        text = _document(rows, collective=name, ranks=ranks, topology=topology.name, built=topology.built, mode=mode)
-        print(text) if json == "-" else write_text(json, text + "\n")
+        about = {"topology": topology.name, "built": topology.built, "mode": mode}
+        text = _document(rows, warnings, collective=name, ranks=ranks, **about)
+        print(text) if json == "-" else write_bytes(json, packed(json, text.encode() + b"\n"))
     if plot is None and json == "-":
         return
     from emulator.report.collective import plot as draw  # noqa: PLC0415
     from emulator.report.collective import render  # noqa: PLC0415
+    from emulator.report.figures import several  # noqa: PLC0415
+    from emulator.report.tables import listing  # noqa: PLC0415
 
     title = f"{name}, {ranks:,} ranks on {topology.name} ({topology.built})"
     if plot is not None:
@@ -87,6 +98,8 @@ def collective(
     if json != "-":
         out = console(width)
         out.print(render(rows, title, out.width))
+        if warnings:
+            out.print(listing(several(len(warnings), "warning"), warnings))
 
 
 def _bytes(text: str, option: str) -> float:
@@ -98,6 +111,8 @@ def _bytes(text: str, option: str) -> float:
         raise InputError(str(error), source=option) from None
     if amount < 0:
         raise InputError(f"a size must not be negative, got {text!r}", source=option)
+    if amount > _LARGEST:
+        raise InputError(f"a size beyond any machine (more than 2^53 bytes), got {text!r}", source=option)
     return amount
 
 
@@ -106,15 +121,35 @@ def _sizes(sweep: str) -> list[float]:
     if not separator:
         raise InputError(f"{sweep!r} is not A:B", source="--sweep", remedy="for example --sweep 1KiB:8GiB")
     low, high = _bytes(first, "--sweep"), _bytes(last, "--sweep")
-    if not 0 < low <= high:
-        raise InputError(f"{sweep!r} must rise from above zero", source="--sweep")
+    if not 1 <= low <= high:
+        raise InputError(f"{sweep!r} must rise from a byte or more", source="--sweep")
     sizes = [low]
     while sizes[-1] * 2 <= high:
         sizes.append(sizes[-1] * 2)
     return sizes
 
 
-def _document(rows: Sequence[Row], **about: str | int) -> str:
+def _idle(
+    collective: str, rows: Sequence[Row], topology: Topology, overrides: Mapping[str, str], place: str,
+    seed: int | None, root: int, copies: float,
+) -> Iterator[str]:  # fmt: skip
+    """Knobs that changed nothing."""
+    from emulator.caveats import latency_caveat  # noqa: PLC0415
+    from emulator.network.collectives import ROOTED  # noqa: PLC0415
+
+    tuned = [bool(row.protocol) for row in rows]
+    for key in topology.links_of_key:
+        if key.endswith(".latency") and any(tuned):
+            yield latency_caveat(topology, key, overrides[key], partly=not all(tuned))
+    if seed is not None and place != "random" and not topology.routing.startswith("ecmp"):
+        yield f"--seed {seed} changed nothing: neither placement nor routing is drawn at random"
+    if root and collective not in ROOTED:
+        yield f"--root {root} changed nothing: {collective} has no root"
+    if copies != 1 and all(row.algorithm != "two_hop" for row in rows):
+        yield f"--copies {copies:g} changed nothing: only two_hop sends one copy for several members"
+
+
+def _document(rows: Sequence[Row], warnings: Sequence[str], **about: str | int) -> str:
     import json  # noqa: PLC0415
 
     results = [
@@ -124,4 +159,5 @@ def _document(rows: Sequence[Row], **about: str | int) -> str:
         }
         for row in rows
     ]  # fmt: skip
-    return json.dumps({"schema": "emu-collective/1", **about, "results": results}, indent=1)
+    document = {"schema": "emu-collective/1", **about, "results": results, "warnings": warnings}
+    return json.dumps(document, indent=1, allow_nan=False)

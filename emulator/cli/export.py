@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from emulator.errors import InputError
-from emulator.files import check_writable
+from emulator.outputs import Output, check_outputs
 
 ENDINGS = (".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
 
@@ -27,14 +25,8 @@ def export(
 
     Example: emu export result.json trace.json.gz
     """
-    ending = next((ending for ending in ENDINGS if file.endswith(ending)), None)
-    if ending is None:
-        raise InputError(
-            "the ending names no format",
-            source=file,
-            remedy="use .json (Perfetto) or .csv, or either with .gz, or .parquet (compressed inside)",
-        )
-    check_writable(Path(file))
+    check_outputs([Output("FILE", file, ENDINGS, told=True)], {"the result": result})
+    ending = next(ending for ending in ENDINGS if file.lower().endswith(ending))
     from emulator.report import csv_table, parquet, perfetto  # noqa: PLC0415
     from emulator.result.io import read  # noqa: PLC0415
 

@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emulator import assets
 from emulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,6 +40,18 @@ def seconds_of(text: str, option: str) -> float:
         return parse_seconds(text)
     except ValueError as error:
         raise InputError(str(error), source=option) from None
+
+
+def trace_file(name: str) -> Path | None:
+    """The file that the name of a trace means, if there is one: to be kept from being overwritten."""
+    from emulator.trace.io import SUFFIXES  # noqa: PLC0415
+
+    return assets.located("traces", name, SUFFIXES)
+
+
+def topology_file(name: str) -> Path | None:
+    """The same of a topology."""
+    return assets.located("topologies", name, (".yaml", ".json"))
 
 
 def console(width: int | None = None, *, stderr: bool = False) -> Console:

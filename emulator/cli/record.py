@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from emulator.errors import InputError
+from emulator.outputs import Output, check_outputs
 from emulator.report.figures import several
 from emulator.trace.io import SUFFIXES
 
@@ -33,8 +33,7 @@ def record(
 
     The options of a workload:  emu record -o t.json llama.py --help
     """
-    if not output.name.endswith(SUFFIXES):
-        raise InputError(f"the name has to end in {', '.join(SUFFIXES)}", source=str(output))
+    check_outputs([Output("--output", output, SUFFIXES, told=True)], {"the script": script})
     from emulator.capture.command import record_command  # noqa: PLC0415  (torch takes seconds to import)
 
     def say(text: str) -> None:

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from emulator.cli.options import console, parse_overrides, progress
+from emulator.cli.options import console, parse_overrides, progress, topology_file, trace_file
 from emulator.errors import InputError
-from emulator.files import check_writable
+from emulator.outputs import JSON, Output, check_outputs
 
 
 def run(
@@ -34,7 +34,9 @@ def run(
     place: Annotated[
         str, typer.Option(help="Rank to accelerator: linear, random, rail, an order of axes (`tp,pp,dp`), or a file.")
     ] = "linear",
-    seed: Annotated[int, typer.Option(help="Of a random placement and of hashed routing (--set routing=ecmp).")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of a random placement and of hashed routing (--set routing=ecmp); default: 0.")
+    ] = None,
     straggler: Annotated[
         list[str] | None, typer.Option(metavar="RANK:FACTOR", help="Compute of a rank takes so many times as long.")
     ] = None,
@@ -72,8 +74,6 @@ def run(
     Example: emu run --topo torus --trace llama.json --json result.json
     """
     overrides = parse_overrides(settings or [])
-    if seed and overrides.get("routing") == "ecmp":
-        overrides.setdefault("seed", str(seed))
     from emulator.replay.simulate import Options  # noqa: PLC0415  (heavy: only when there is work)
 
     job = {
@@ -92,9 +92,7 @@ def run(
 def _run_one(
     job: dict[str, Any], topo: str, json: str | None, perfetto: str | None, width: int | None, verify: bool
 ) -> None:
-    for file in (json, perfetto):
-        if file not in (None, "-"):
-            check_writable(file)
+    check_outputs([Output("--json", json, JSON, printed=True), Output("--perfetto", perfetto, JSON)], _read(job, topo))
     from emulator.api import run as replay  # noqa: PLC0415
     from emulator.result.io import write  # noqa: PLC0415
 
@@ -120,6 +118,12 @@ def _run_one(
         show_proof(verify_result(job["trace"], result), None, width)
 
 
+def _read(job: dict[str, Any], *topologies: str) -> dict[str, str | Path | None]:
+    """The files that a job is read from, by what they are."""
+    networks = {f"the topology {name}": topology_file(name) for name in topologies}
+    return {"the trace": trace_file(job["trace"]), "the placement": job["place"], **networks}
+
+
 def _run_several(
     job: dict[str, Any], topologies: list[str], json: str | None, jobs: int | None, width: int | None
 ) -> None:
@@ -128,6 +132,8 @@ def _run_several(
         raise InputError("for several topologies --json has to be a folder that exists", source=json)
     if len(set(names)) < len(names):
         raise InputError("a topology is named twice", source="--topo", place=", ".join(topologies))
+    files = [] if json is None else [Output("--json", Path(json) / f"{name}.json", JSON) for name in names]
+    check_outputs(files, _read(job, *topologies))
     from emulator.many import run_many  # noqa: PLC0415
     from emulator.report.compare import render  # noqa: PLC0415
     from emulator.result.io import write  # noqa: PLC0415
@@ -136,7 +142,7 @@ def _run_several(
         done = None if show is None else lambda count: show(count, len(topologies))
         results = run_many([{**job, "topology": topo} for topo in topologies], processes=jobs, done=done)
     if json is not None:
-        for name, result in zip(names, results, strict=True):
-            write(result, Path(json) / f"{name}.json")
+        for file, result in zip(files, results, strict=True):
+            write(result, str(file.path))
     out = console(width)
     out.print(render(results, names, width=out.width))

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from emulator.cli.options import console, parse_overrides
+from emulator.cli.options import console, parse_overrides, topology_file
 from emulator.errors import AnswerIsNo
+from emulator.outputs import Output, check_outputs
 
 app = typer.Typer(
     help="Look at topologies: `list` the presets, `show` one, `check` or `convert` a file.",
@@ -37,14 +38,13 @@ def show(
     png: Annotated[str | None, typer.Option("--png", metavar="FILE", help="Draw it into a file (matplotlib).")] = None,
 ) -> None:
     """Say what a topology is made of: nodes, links, diameter, bisection, oversubscription, power, sources."""
-    from emulator.files import check_writable, write_bytes  # noqa: PLC0415
+    from emulator.files import write_bytes  # noqa: PLC0415
     from emulator.report.topology import render  # noqa: PLC0415
     from emulator.report.topology_drawing import as_png, as_text  # noqa: PLC0415
     from emulator.topology.load import load  # noqa: PLC0415
     from emulator.topology.show import describe  # noqa: PLC0415
 
-    if png is not None:
-        check_writable(png)
+    check_outputs([Output("--png", png, (".png",))], {"the topology": topology_file(topology)})
     loaded = load(topology, ranks=ranks, overrides=parse_overrides(settings or []))
     out = console()
     out.print(render(describe(loaded), out.width))
@@ -81,6 +81,7 @@ def convert(
     settings: Annotated[list[str] | None, _SET] = None,
 ) -> None:
     """Write any topology as a graph of nodes and links that `--topo` and networkx read."""
+    check_outputs([Output("OUT", output, (".json",), printed=True)], {"the topology": topology_file(topology)})
     import msgspec  # noqa: PLC0415
 
     from emulator.files import write_bytes  # noqa: PLC0415

@@ -9,6 +9,7 @@ import typer
 
 from emulator import assets
 from emulator.errors import AnswerIsNo
+from emulator.outputs import Output, check_outputs
 
 app = typer.Typer(
     help="Look into traces: `info` says what one holds, `check` whether its ranks fit together.",
@@ -56,9 +57,12 @@ def merge(
 ) -> None:
     """Merge what the ranks of a job recorded into one trace."""
     from emulator.capture.command import require_torch  # noqa: PLC0415
+    from emulator.trace.io import SUFFIXES  # noqa: PLC0415
 
     require_torch()
-    from emulator.capture.output import merge_folder  # noqa: PLC0415  (torch)
+    from emulator.capture.output import RANK_SUFFIX, merge_folder  # noqa: PLC0415  (torch)
 
+    captures = {f"the capture {path.name}": path for path in folder.glob(f"*{RANK_SUFFIX}")}
+    check_outputs([Output("--output", output, SUFFIXES, told=True)], captures)
     trace = merge_folder(folder, output)
     print(f"{output}: {trace.world_size:,} ranks, {len(trace.programs)} programs")

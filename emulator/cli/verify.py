@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emulator.cli.options import console, parse_overrides
+from emulator.cli.options import console, parse_overrides, topology_file, trace_file
 from emulator.errors import AnswerIsNo
-from emulator.files import check_writable, write_bytes
+from emulator.files import packed, write_bytes
+from emulator.outputs import JSON, Output, check_outputs
 
 if TYPE_CHECKING:
     from emulator.verify.report import Report
@@ -60,8 +60,9 @@ def verify(
 
     Exit code 0: proved; 1: disproved; 2: could not be run.
     """
-    if json not in (None, "-"):
-        check_writable(Path(json))
+    read = {"the trace": None if target is None else trace_file(target)}
+    read |= {f"the topology {name}": topology_file(name) for name in topo or ()}
+    check_outputs([Output("--json", json, JSON, printed=True)], read)
     from emulator.verify.command import verify_command  # noqa: PLC0415
 
     def say(text: str) -> None:
@@ -83,7 +84,7 @@ def show(report: Report, json: str | None = None, width: int | None = None) -> N
     else:
         _table(report, width)
         if json is not None:
-            write_bytes(json, report.json())
+            write_bytes(json, packed(json, report.json()))
     failed = [check for check in report.checks if not check.proved]
     if not report.proved:
         raise AnswerIsNo(f"disproved: {len(failed)} of {len(report.checks)} checks failed", source=report.subject)

@@ -10,6 +10,7 @@ import typer
 
 from emulator.cli.options import console, seconds_of
 from emulator.errors import InputError
+from emulator.outputs import Output, check_outputs
 
 if TYPE_CHECKING:
     from emulator.result.schema import Result
@@ -31,6 +32,7 @@ def view(
 
     Example: emu view result.json --plain --from "20 ms" --to "25 ms"
     """
+    check_outputs([Output("--svg", svg, (".svg",)), Output("--png", png, (".png",))], {"the result": result})
     from emulator.result.io import read  # noqa: PLC0415
 
     first, last = seconds_of(start, "--from"), None if end is None else seconds_of(end, "--to")

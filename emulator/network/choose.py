@@ -124,7 +124,7 @@ def ways(
     chosen = [way for way in found if protocol in ("", way.protocol)]
     if not chosen:
         known = ", ".join(way.protocol for way in found if way.protocol) or "none on this topology"
-        raise InputError(f"{wanted} has no protocol {protocol!r} here; known: {known}")
+        raise InputError(f"{wanted} has no protocol {protocol!r} here; known: {known}", source="--algo")
     return chosen
 
 

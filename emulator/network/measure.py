@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import isfinite
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def measure(
     algorithms whose switches reduce have no such messages. A barrier has no bytes, whatever the sizes. ``copies`` as in
     :func:`.collectives.phases`.
 
-    Raises InputError if the algorithm does not exist or does not apply.
+    Raises InputError if the algorithm does not exist or does not apply, or the members cannot reach each other.
     """
     if collective == "barrier":
         sizes = [0.0]
@@ -56,16 +57,17 @@ def measure(
     if mode == "steps":
         return list(chain.from_iterable(_by_steps(fabric, group, where, collective, sizes, algorithm, root)))
     if mode != "phases":
-        raise InputError(f"unknown mode {mode!r}", remedy="known: phases, steps")
+        raise InputError(f"unknown mode {mode!r}", source="--mode", remedy="known: phases, steps")
     weighed = ways(fabric, collective, where, root=root, copies=copies)
     asked = [
         way
         for name in _asked(fabric, collective, where, algorithm)
         for way in ways(fabric, collective, where, name, root=root, copies=copies)
     ]
-    placed = place_all(fabric, group[np.newaxis], asked)
     names = {way.name for way in weighed}
-    return [row for size in sizes for row in _rows(placed, names, collective, len(group), size)]
+    with np.errstate(divide="ignore", invalid="ignore"):  # a link of no bandwidth: told by _rows
+        placed = place_all(fabric, group[np.newaxis], asked)
+        return [row for size in sizes for row in _rows(placed, names, collective, len(group), size)]
 
 
 def _asked(fabric: Fabric, collective: str, where: Layout, algorithm: str) -> list[str]:
@@ -83,6 +85,8 @@ def _rows(
     best: dict[str, tuple[float, Way]] = {}
     for way, bound in placed:
         seconds = float(way.seconds(bound, size).max())
+        if not isfinite(seconds):
+            raise InputError(f"{collective} never ends: a link between its members has no bandwidth")
         if way.algorithm not in best or seconds < best[way.algorithm][0]:
             best[way.algorithm] = (seconds, way)
     allowed = [(seconds, way) for seconds, way in best.values() if way.name in weighed]

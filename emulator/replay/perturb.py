@@ -13,18 +13,24 @@ from emulator.topology.graph import Topology
 from emulator.topology.show import find_links
 from emulator.units import parse_seconds
 
+_LEAST, _MOST = 1e-6, 1e6  # of a factor: beyond, times would grow or vanish without bound
+_LARGEST_SHARE = 1 - _LEAST  # of a chip: at least a millionth computes on
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class LinkChange:
-    """Links whose capacity is multiplied by ``factor`` from ``start`` to ``end`` (seconds; None: to the end)."""
+    """Links whose capacity is multiplied by ``factor`` from ``start`` to ``end`` (seconds; None: to the end).
+
+    ``text`` is how it was asked for.
+    """
 
     links: Ints
     factor: float
     start: float = 0.0
     end: float | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,9 +86,12 @@ def parse_degrade(text: str, topology: Topology) -> LinkChange:
         raise InputError(f"{text!r} is not LINK:FACTOR[@t1-t2]", source="--degrade", remedy=remedy)
     factor, at, window = rest.partition("@")
     value = _factor(factor, text, "--degrade", remedy)
-    links = find_links(topology, link)
+    try:
+        links = find_links(topology, link)
+    except InputError as error:
+        raise InputError(error.reason, source="--degrade", place=error.place, remedy=error.remedy) from None
     if not at:
-        return LinkChange(links, value)
+        return LinkChange(links, value, text=text)
     first, dash, last = window.partition("-")
     try:
         start, end = parse_seconds(first), parse_seconds(last) if dash else None
@@ -90,7 +99,7 @@ def parse_degrade(text: str, topology: Topology) -> LinkChange:
         raise InputError(f"{text!r}: {error}", source="--degrade", remedy=remedy) from None
     if start < 0 or (end is not None and end <= start):
         raise InputError(f"{text!r}: the window is empty or before the step", source="--degrade", remedy=remedy)
-    return LinkChange(links, value, start, end)
+    return LinkChange(links, value, start, end, text)
 
 
 def parse_chip_share(text: str, topology: Topology) -> dict[str, float]:
@@ -110,10 +119,10 @@ def parse_chip_share(text: str, topology: Topology) -> dict[str, float]:
             found[level] = float(given)
         except ValueError:
             found[level] = -1.0
-        if not 0 <= found[level] < 1:
+        if not 0 <= found[level] <= _LARGEST_SHARE:
             raise InputError(
-                f"{part!r}: the share has to be a number from 0 to below 1", source="--chip-share",
-                remedy="for example --chip-share NVLink=0.1",
+                f"{part!r}: the share has to be a number from 0 to below 1 (at most {_LARGEST_SHARE:g})",
+                source="--chip-share", remedy="for example --chip-share NVLink=0.1",
             )  # fmt: skip
     return found
 
@@ -125,6 +134,10 @@ def _factor(text: str, whole: str, option: str, remedy: str) -> float:
         value = -1.0
     if not 0 < value < np.inf:
         raise InputError(f"{whole!r}: the factor has to be a number above 0", source=option, remedy=remedy)
+    if not _LEAST <= value <= _MOST:
+        raise InputError(
+            f"{whole!r}: the factor is beyond any machine ({_LEAST:g} to {_MOST:g})", source=option, remedy=remedy
+        )
     if option == "--degrade" and value > 1:
         raise InputError(f"{whole!r}: the factor of a degraded link is at most 1", source=option, remedy=remedy)
     return value

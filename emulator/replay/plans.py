@@ -17,6 +17,7 @@ from emulator.network import collectives
 from emulator.network.bind import BoundPhase, bind
 from emulator.network.choose import AUTO, Way, fastest_of, place_all, ways
 from emulator.network.layout import Layout, layout
+from emulator.network.nccl import PROTOCOLS
 from emulator.replay.variants import Use, Variants
 from emulator.topology.graph import Topology
 from emulator.trace.messages import Slot, split_bytes
@@ -74,14 +75,33 @@ def parse_algorithms(text: str) -> dict[str, str]:
         algorithm = collectives.canonical(algorithm)
         if algorithm not in valid:
             raise InputError(f"unknown algorithm {name!r}; known: {', '.join(sorted(valid))}", source="--algo")
+        if protocol and protocol not in PROTOCOLS:
+            known_protocols = ", ".join(PROTOCOLS)
+            raise InputError(f"{name}: no protocol {protocol!r}; known: {known_protocols}", source="--algo")
         chosen[kind] = f"{algorithm}/{protocol}" if protocol else algorithm
     return chosen
+
+
+@dataclass
+class Touched:
+    """Which knobs the plans of a job felt.
+
+    ``algorithms``: keys of what was asked for (:func:`parse_algorithms`). The others are levels of links: ``levels``
+    that anything crosses, ``latencies`` where the latencies of links count, ``tuned`` where a library's do instead,
+    ``shares`` whose share of the chip decides what some group takes.
+    """
+
+    algorithms: set[str] = field(default_factory=set)
+    levels: set[int] = field(default_factory=set)
+    latencies: set[int] = field(default_factory=set)
+    tuned: set[int] = field(default_factory=set)
+    shares: set[int] = field(default_factory=set)
 
 
 class Planner:
     """Chooses algorithms and routes them. ``placement`` i64[world] is the accelerator of each rank; what the groups
     named in ``free`` move takes no time; ``shares`` is the part of the chip that kernels on links of a level (by its
-    name) take; ``notes`` collects what was asked for and does not apply."""
+    name) take; ``notes`` collects what was asked for and does not apply, ``touched`` which knobs were felt."""
 
     def __init__(
         self,
@@ -103,6 +123,7 @@ class Planner:
         self.free = free
         self.share_of_level = np.array([shares.get(name, 0.0) for name in topology.level_names] or [0.0])
         self.notes: dict[str, None] = {}
+        self.touched = Touched()
         # Kept over all kinds: a job that has no closed form is planned a second time for its colours.
         self._weighed: dict[tuple[bytes, str, int], list[tuple[Way, tuple[BoundPhase, ...]]]] = {}
 
@@ -154,7 +175,13 @@ class Planner:
         if self.share_of_level.any():
             for _, phase in kind.bound:
                 owner = np.repeat(np.arange(instances), np.diff(phase.ptr))
-                np.maximum.at(share, owner, self.share_of_level[self.topology.link_level[phase.link]])
+                level = self.topology.link_level[phase.link]
+                np.maximum.at(share, owner, self.share_of_level[level])
+            for _, phase in kind.bound:
+                owner = np.repeat(np.arange(instances), np.diff(phase.ptr))
+                level = self.topology.link_level[phase.link]
+                decides = self.share_of_level[level] == share[owner]
+                self.touched.shares |= set(np.unique(level[decides]).tolist())
         return share
 
     def _make_free(self, kind: GroupKind) -> None:
@@ -165,6 +192,8 @@ class Planner:
     def _asked(self, kind: GroupKind, use: Use, where: Layout, splits: Floats | None = None) -> str:
         """The algorithm asked for if it applies to this group, else auto, with a note."""
         wanted = self.algorithms.get(use.collective, self.algorithms.get("", AUTO))
+        if kind.size > 1 and use.collective != PAIR:
+            self.touched.algorithms.add(use.collective if use.collective in self.algorithms else "")
         applying = collectives.algorithms(
             use.collective, kind.size, where.domains, where.grid, splits=splits, switches=self.topology.in_network,
             every=True,
@@ -181,6 +210,9 @@ class Planner:
         start = len(kind.bound)
         placed = way.place(bind(self.topology, members, way.phases))
         kind.bound += [(start + i, phase) for i, phase in enumerate(placed)]
+        levels = {level for phase in placed for level in np.unique(self.topology.link_level[phase.link]).tolist()}
+        self.touched.levels |= levels
+        (self.touched.tuned if way.protocol else self.touched.latencies).update(levels)
         return tuple(range(start, len(kind.bound)))
 
     def _as_plan(self, kind: GroupKind, way: Way, numbers: tuple[int, ...], size: float) -> Plan:

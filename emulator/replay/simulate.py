@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 
@@ -27,10 +27,10 @@ from emulator.replay.fold import Quotient, coloured, whole
 from emulator.replay.groups import build_groups
 from emulator.replay.loads import hottest, load_over_time, phase_bytes
 from emulator.replay.perturb import Perturbation
-from emulator.replay.plans import Planner, parse_algorithms
+from emulator.replay.plans import Planner, Touched, parse_algorithms
 from emulator.replay.reduce import drop_unsaturable
 from emulator.replay.repeats import Jump, find_jumps, late_tags, weights
-from emulator.replay.tables import build_tables
+from emulator.replay.tables import Tables, build_tables
 from emulator.replay.variants import Variant, Variants, build_variants
 from emulator.result.schema import CollectiveUse, Folding, LinkUse, Omitted, RankClass
 from emulator.result.schema import Engine as EngineInfo
@@ -73,6 +73,7 @@ class Replay:
     engine: EngineInfo
     time_sources: dict[str, int]
     notes: list[str]
+    touched: Touched
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class _Attempt:
     run: Run
     times: list[RowTimes]
     notes: list[str]
+    touched: Touched
 
     @property
     def variant_of_node(self) -> list[Variant]:
@@ -178,11 +180,11 @@ def _attempt(
     unrolled = unroll(trace, job.name)
     factor = None if options.perturbation is None else options.perturbation.compute_factor(trace.world_size)
     variants = build_variants(trace, unrolled, ops, job.seconds, factor)
-    quotient, notes = _quotient(trace, ops, variants, topology, options)
+    quotient, notes, touched = _quotient(trace, ops, variants, topology, options)
     tables = quotient.tables
     run = Engine(tables, quotient.kin, progress, private_routes=options.private_routes).run()
     times = [node_row_times(tables, run, node) for node in range(len(tables.node_variant))]
-    return _Attempt(trace, cuts, ops, unrolled, variants, quotient, run, times, notes)
+    return _Attempt(trace, cuts, ops, unrolled, variants, quotient, run, times, notes, touched)
 
 
 def _replay(
@@ -253,26 +255,43 @@ def _replay(
         engine=EngineInfo(events=run.events, solves=run.solves, cpu_seconds=cpu_seconds),
         time_sources=_count_sources(programs),
         notes=[*attempt.notes, *_void_notes([u.void_deps for u in attempt.unrolled])],
+        touched=attempt.touched,
     )
 
 
 def _quotient(
     trace: Trace, ops: list[Op], variants: Variants, topology: Topology, options: Options
-) -> tuple[Quotient, list[str]]:
-    """The tables to run: in closed form where that applies, else by colours, else whole; and what there is to say."""
+) -> tuple[Quotient, list[str], Touched]:
+    """The tables to run: in closed form where that applies, else by colours, else whole; what there is to say; and
+    which knobs were felt."""
     world = trace.world_size
     place = np.arange(world, dtype=np.int64) if options.placement is None else options.placement
     algorithms = parse_algorithms(options.algorithms)
     planner = Planner(trace, ops, variants, topology, algorithms, place, options.free, options.shares)
     if options.folding and options.closed_form and options.perturbation is None and options.placement is None:
         try:
-            return closed.quotient(trace, variants, topology, planner), list(planner.notes)
+            return closed.quotient(trace, variants, topology, planner), list(planner.notes), planner.touched
         except closed.DoesNotApplyError:
             pass  # the general way needs no regularity
     events = None if options.perturbation is None else options.perturbation.link_events(topology.capacity)
     full = build_tables(variants, build_groups(trace, variants, planner), topology, events)
     reduced = drop_unsaturable(full, topology) if options.drop_unsaturable else full
-    return (coloured if options.folding else whole)(full, reduced), list(planner.notes)
+    notes = [*planner.notes, *_idle_changes(options.perturbation, full, reduced, topology)]
+    return (coloured if options.folding else whole)(full, reduced), notes, planner.touched
+
+
+def _idle_changes(
+    perturbation: Perturbation | None, full: Tables, reduced: Tables, topology: Topology
+) -> Iterator[str]:
+    """Degraded links that nothing uses, or nothing can fill: ``reduced`` are the tables without those."""
+    for change in () if perturbation is None else perturbation.changes:
+        what = f"--degrade {change.text or topology.link_name(int(change.links[0]))} changed nothing:"
+        if change.factor == 1:
+            yield f"{what} at a factor of 1 a link has its whole capacity"
+        elif not np.isin(change.links, full.phase_link).any():
+            yield f"{what} no message of this job crosses the link"
+        elif not np.isin(change.links, reduced.phase_link).any():
+            yield f"{what} what comes in through other links cannot fill what is left of it"
 
 
 def _count_sources(programs: list[OpTable]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from emulator.report.levers import what_if
 from emulator.report.memory import memory
 from emulator.report.network_use import collectives, links
 from emulator.report.paths import paths, stragglers
+from emulator.report.tables import listing
 from emulator.result.schema import Result
 
 
@@ -36,9 +37,9 @@ def render(result: Result, *, width: int) -> RenderableType:
     blocks += what_if(result, width)
     found = hints(result)
     if found:
-        blocks.append(_listing("What stands out", [hint.text for hint in found]))
+        blocks.append(listing("What stands out", [hint.text for hint in found]))
     if result.warnings:
-        blocks.append(_listing(figures.several(len(result.warnings), "warning"), result.warnings))
+        blocks.append(listing(figures.several(len(result.warnings), "warning"), result.warnings))
     return Group(*blocks)
 
 
@@ -130,13 +131,3 @@ def _fact_lines(result: Result) -> Iterator[tuple[str, str]]:
 
 def _listed(*facts: str, separator: str = ", ") -> str:
     return separator.join(fact for fact in facts if fact)
-
-
-def _listing(title: str, lines: list[str]) -> RenderableType:
-    """A list under a title; lines that wrap stay behind their dash."""
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for line in lines:
-        grid.add_row("  -", Text(line))
-    return Group(Text(f"\n{title}", style="bold"), grid)

@@ -73,3 +73,13 @@ def table(title: str, columns: Sequence[Column], width: int, note: str = "") -> 
 def shortened(text: str, length: int) -> str:
     """A text of at most ``length`` characters, with dots where something is missing."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def listing(title: str, lines: Sequence[str]) -> RenderableType:
+    """A list under a title; lines that wrap stay behind their dash."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for line in lines:
+        grid.add_row("  -", Text(line))
+    return Group(Text(f"\n{title}", style="bold"), grid)

@@ -6,7 +6,6 @@ A column is a list in the JSON (nan as null). Where all columns together would b
 
 from __future__ import annotations
 
-import gzip
 import io
 import sys
 import zipfile
@@ -23,6 +22,7 @@ from emulator.errors import InputError
 from emulator.result.check import check
 from emulator.result.schema import SCHEMA, Result
 from emulator.result.tables import Labels
+from emulator.unpack import read_text_bytes
 
 INLINE_LIMIT_BYTES = 10_000_000
 COLUMNS_SUFFIX = ".spans.npz"
@@ -65,12 +65,7 @@ def write(result: Result, path: Path | str) -> None:
 def read(path: Path | str) -> Result:
     """Read a result. Raises InputError (file, place, reason) on anything that is not a well-formed one."""
     source = str(path)
-    data = files.read_bytes(path)
-    if data.startswith(b"\x1f\x8b"):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"damaged or cut compressed file ({error})", source=source) from None
+    data = read_text_bytes(path)
     if not data.strip():
         raise InputError("the file is empty", source=source)
     header = _decode(data, _Header, source, _list_only)

@@ -34,13 +34,13 @@ def refusal(error: Exception, *, source: str, place: str = "", known: str = "") 
     """What msgspec found wrong, as one line of ours; ``known`` lists the keys for the case of an unknown one."""
     reason, _, where = str(error).partition(" - at `$")
     where = where.rstrip("`").replace("[...]", "")
-    unknown = "contains unknown field" in reason
+    unknown, flag = "contains unknown field" in reason, reason.startswith("Expected `bool`")
     reason = reason.replace("Object contains unknown field", "unknown key").replace("Object missing", "missing")
     return InputError(
         reason,
         source=source,
         place=(place + where).lstrip("."),
-        remedy=f"known keys: {known}" if unknown and known else "",
+        remedy=f"known keys: {known}" if unknown and known else "write yes or no" if flag else "",
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from emulator.errors import InputError
 from emulator.topology.graph import Facts, Floats, Ints, LinkTable, NodeNames, Routes, assemble, check_size, crossing
 from emulator.topology.hashing import hashed, pick
+from emulator.topology.sizing import too_small
 from emulator.topology.spec import Dragonfly, TopologyFile
 
 
@@ -108,9 +109,7 @@ def build(name: str, level: Dragonfly, accelerators: int, file: TopologyFile) ->
             remedy=f"this dragonfly holds {most:,} accelerators; give it more globals or larger groups",
         )
     if most < accelerators:
-        raise InputError(
-            f"the dragonfly holds {most:,} accelerators, the job needs {accelerators:,}", place=place + ".groups"
-        )
+        raise too_small("dragonfly", most, accelerators, place=place + ".groups")
     check_size(2 * accelerators + groups * a * (a + h) + groups * groups, name)
     table = LinkTable()
     host = np.arange(accelerators)

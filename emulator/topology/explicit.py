@@ -17,6 +17,7 @@ from emulator.topology.document import refusal
 from emulator.topology.graph import Floats, Topology, check_size
 from emulator.topology.shortest import ShortestPaths
 from emulator.topology.spec import Count, Flows, Latency, Rate, decode_quantity
+from emulator.unpack import without_mark
 
 if TYPE_CHECKING:
     from networkx import MultiDiGraph
@@ -92,7 +93,7 @@ def read(path: Path, routing: GraphRouting = _SPREAD) -> Topology:
     """The topology of a node-link JSON file. Raises InputError naming file, place and reason."""
     source = str(path)
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=NodeLink, dec_hook=decode_quantity)
+        document = msgspec.json.decode(without_mark(path.read_bytes(), source), type=NodeLink, dec_hook=decode_quantity)
     except OSError as error:
         raise InputError(error.strerror or str(error), source=source) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

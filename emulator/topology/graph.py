@@ -98,7 +98,8 @@ class Topology:
     switches that every flow uses in equal parts may be one node. ``domain[a]`` is the index of the innermost group
     (server, tray) of accelerator a; hierarchical collectives split there. ``power`` (W) is that of all accelerators
     with what ``power_note`` says. ``in_network``: what switches can do (``nvls``, ``sharp``). ``tuning``: how the GPUs'
-    library behaves; None for other fabrics.
+    library behaves; None for other fabrics. ``links_of_key``: the levels of links that a setting (``--set``) of
+    their bandwidth, efficiency or latency speaks of, if it changed no more than that.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Topology:
     power_note: str = ""
     in_network: tuple[str, ...] = ()
     tuning: Tuning | None = None
+    links_of_key: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def nodes(self) -> int:

@@ -17,7 +17,8 @@ from emulator.errors import InputError
 from emulator.topology import fabric, imports
 from emulator.topology.document import convert, read_yaml
 from emulator.topology.graph import Topology, merge
-from emulator.topology.spec import LEVELS, Level, TopologyFile, decode_quantity
+from emulator.topology.sizing import TooSmallError
+from emulator.topology.spec import FLAGS, LEVELS, Level, TopologyFile, decode_quantity
 from emulator.topology.tuning import read_tuning
 
 _KIND, _SUFFIXES = "topologies", (".yaml", ".json")
@@ -25,6 +26,7 @@ _NOT_TOPOLOGIES = {"devices.yaml"}
 _TOP_KEYS = ("routing", "flows_per_pair", "seed", "pxn", "accelerators", "largest", "bundled", "tuning")
 _ALIKE = 0.75  # of the letters: a key that much like a known one was probably meant to be it
 _SHOWN = 64  # ranks, where nobody says how many
+_FLAG_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # as YAML reads them
 _SAMPLE = 256  # pairs whose routes are compared to see whether a setting changed anything
 
 
@@ -37,22 +39,27 @@ def presets() -> list[tuple[str, str]]:
     return found
 
 
-def load(spec: str, *, ranks: int | None, overrides: Mapping[str, str] | None = None) -> Topology:
+def load(
+    spec: str, *, ranks: int | None, overrides: Mapping[str, str] | None = None, seed: int | None = None
+) -> Topology:
     """The topology that ``spec`` means: a preset's name, or a file of levels, a graph, or one of another tool.
 
     Files are known by their content (``imports.sniff``). Sized to ``ranks`` accelerators unless the file says otherwise
     (None: as large as the file says, or for a job of 64, to be looked at). ``overrides`` are dotted keys of the file
-    (``spine.oversubscription``); those that changed nothing are said in ``findings``. Raises InputError: no such file
-    or preset, a fault in it, a job that does not fit.
+    (``spine.oversubscription``); those that changed nothing are said in ``findings``. ``seed``: of hashed routing, if
+    it is hashed and ``overrides`` have none. Raises InputError: no such file or preset, a fault in it, a job that does
+    not fit.
     """
     path, overrides = _find(spec), dict(overrides or {})
     kind = imports.sniff(path, spec)
     if kind in imports.GRAPHS:
-        routing = _graph_routing(overrides, spec)
+        routing = _graph_routing(_seeded(overrides, {}, seed), spec)
         topology = imports.read_graph(kind, path, spec, routing)
+        idle = tuple(f"{key}={overrides[key]} changed nothing" for key in _idle_keys(routing, overrides))
+        topology = replace(topology, findings=(*topology.findings, *idle))
     else:
         document = imports.levels_of_astra_sim(path, spec) if kind == "astra-sim" else _document(path, spec)
-        topology = _from_levels(document, ranks, overrides, path, spec)
+        topology = _from_levels(document, ranks, _seeded(overrides, document, seed), path, spec)
     if ranks is not None and ranks > topology.accelerators:
         raise InputError(
             f"the topology holds {topology.accelerators:,} accelerators, the job needs {ranks:,}", source=spec
@@ -105,8 +112,15 @@ def _from_levels(
     document: dict[str, Any], ranks: int | None, overrides: Mapping[str, str], path: Path, spec: str
 ) -> Topology:
     sized = _sized(_overridden(document, overrides, spec), ranks, path, spec)
-    topology, used = sized.build()
-    idle = []
+    try:
+        topology, used = sized.build()
+    except TooSmallError as error:
+        if ranks is not None or sized.file.accelerators is not None or not error.room:
+            raise
+        ranks = error.room  # to be looked at, it is as large as it can be
+        sized = _sized(_overridden(document, overrides, spec), ranks, path, spec)
+        topology, used = sized.build()
+    idle, of_key = [], {}
     for key in overrides:
         name = key.partition(".")[0]
         if name in document["levels"] and name not in used:
@@ -114,12 +128,37 @@ def _from_levels(
         elif key != "accelerators":
             others = {k: v for k, v in overrides.items() if k != key}
             try:
-                same = sized.same(topology, _sized(_overridden(document, others, spec), ranks, path, spec))
+                other = _sized(_overridden(document, others, spec), ranks, path, spec)
+                same = sized.same(topology, other)
+                if not same and _keeps_cables(key, topology, other):
+                    of_key[key] = _links_of(key, sized, topology)
             except InputError:
                 continue  # without this override nothing could be built: it changed something
             if same:
                 idle.append(f"{key}={overrides[key]} changed nothing")
-    return replace(topology, findings=(*topology.findings, *idle))
+    return replace(topology, findings=(*topology.findings, *idle), links_of_key=of_key)
+
+
+def _keeps_cables(key: str, topology: Topology, other: _Sized) -> bool:
+    """Is a key one that changes what links give, and not how many there are and between whom?"""
+    field = key.rpartition(".")[2]
+    if field != "bandwidth":
+        return field in ("latency", "efficiency")
+    plain = other.build()[0]  # bandwidths decide how many switches a tier needs
+    return all(np.array_equal(getattr(topology, end), getattr(plain, end)) for end in ("link_src", "link_dst"))
+
+
+def _links_of(key: str, sized: _Sized, topology: Topology) -> tuple[int, ...]:
+    """The levels of links (``Topology.level_names``) that a key of a level speaks of."""
+    name = key.partition(".")[0]
+    label = sized.levels[name].links or name if name in sized.levels else ""
+    found = [i for i, known in enumerate(topology.level_names) if known == label or known.startswith(f"{label} ")]
+    return tuple(found) if label else ()
+
+
+def _seeded(overrides: Mapping[str, str], document: Mapping[str, Any], seed: int | None) -> dict[str, str]:
+    hashed = overrides.get("routing", document.get("routing")) == "ecmp"
+    return ({"seed": str(seed)} if hashed and seed is not None else {}) | dict(overrides)
 
 
 def _sized(document: dict[str, Any], ranks: int | None, path: Path, spec: str) -> _Sized:
@@ -146,7 +185,8 @@ def located(source: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(error.reason, source=source, place=error.place, remedy=error.remedy) from None
+        error.source = source
+        raise
 
 
 def _same(a: Topology, b: Topology) -> bool:
@@ -169,6 +209,15 @@ def _graph_routing(overrides: Mapping[str, str], source: str) -> imports.GraphRo
         raise InputError(f"a graph file has no key {unknown!r} to set", source=source, remedy=_meant(unknown, known))
     routing: imports.GraphRouting = convert(dict(overrides), imports.GraphRouting, source=source)
     return routing
+
+
+def _idle_keys(routing: imports.GraphRouting, overrides: Mapping[str, str]) -> list[str]:
+    """Settings of a graph that are as they would be, or that only hashed flows would heed."""
+    plain = imports.GraphRouting()
+    return [
+        key for key in overrides
+        if getattr(routing, key) == getattr(plain, key) or (key != "routing" and not routing.flows)
+    ]  # fmt: skip
 
 
 def _document(path: Path, spec: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -220,7 +269,9 @@ def _overridden(document: dict[str, Any], overrides: Mapping[str, str], source: 
     levels = levels if isinstance(levels, dict) else {}
     known = [*_TOP_KEYS, *(f"{name}.{key}" for name, level in levels.items() for key in _keys(level))]
     for key, text in overrides.items():
-        value = text.split(",") if "," in text else text
+        words = [_FLAG_WORDS.get(word.lower(), word) if key.rpartition(".")[2] in FLAGS else word
+                 for word in text.split(",")]  # fmt: skip
+        value = words if len(words) > 1 else words[0]
         if key not in known:
             raise InputError(f"no key {key!r} to set", source=source, remedy=_meant(key, known))
         name, _, field = key.partition(".")

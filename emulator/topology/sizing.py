@@ -19,6 +19,21 @@ from emulator.topology.spec import Switch, Tier
 _SLACK = 1e-9  # ratios such as 64/(1 + 1/3) are whole up to rounding
 
 
+class TooSmallError(InputError):
+    """A fabric has ``room`` for fewer accelerators than are wanted."""
+
+    room = 0
+
+
+def too_small(what: str, room: int, wanted: int, *, place: str = "", remedy: str = "") -> TooSmallError:
+    """The error of a fabric (``what``) that has room for fewer accelerators than ``wanted``."""
+    error = TooSmallError(
+        f"the {what} holds {room:,} accelerators, the job needs {wanted:,}", place=place, remedy=remedy
+    )
+    error.room = room
+    return error
+
+
 @dataclass(frozen=True)
 class ClosPlan:
     """Counts of a Clos network. ``units`` x ``rails`` leaves hold ``nodes_per_unit`` nodes each; see ``plan``.
@@ -54,7 +69,7 @@ def plan(domain: Switch | None, tiers: Sequence[Tier], accelerators: int, names:
     if nodes == 1 and (domain is not None or not tiers):
         return ClosPlan(nodes, size, nodes_per_unit=nodes)
     if not tiers:
-        raise _too_small(size, accelerators, "add a tier above the switch")
+        raise too_small("topology", size, accelerators, remedy="add a tier above the switch")
     leaf, cables = tiers[0], tiers[0].parallel or 1
     if size % leaf.rails:
         raise InputError(f"{leaf.rails} rails do not divide nodes of {size}", place=f"levels.{names[0]}.rails")
@@ -90,7 +105,9 @@ def plan(domain: Switch | None, tiers: Sequence[Tier], accelerators: int, names:
                 place="levels",
                 remedy=f"add a tier above {names[0]}, or set {names[0]}.rails=1",
             )
-        raise _too_small(room * size, accelerators, f"add a tier above {names[0]} or raise {names[0]}.radix")
+        raise too_small(
+            "topology", room * size, accelerators, remedy=f"add a tier above {names[0]} or raise {names[0]}.radix"
+        )
     return _upper(one, tiers, names, min(room, nodes) * nics * cables, accelerators)
 
 
@@ -107,7 +124,7 @@ def _upper(one: ClosPlan, tiers: Sequence[Tier], names: Sequence[str], below: in
     per_unit, cables = one.nodes_per_unit * one.node_size, spine.parallel or 1
     if len(tiers) == 2:
         room = spine.radix // (one.rails * cables) * per_unit
-        raise _too_small(room, accelerators, f"add a tier above {names[1]} or raise {names[1]}.radix")
+        raise too_small("topology", room, accelerators, remedy=f"add a tier above {names[1]} or raise {names[1]}.radix")
     core = tiers[2]
     down = spine.down or _down_ports(spine, core, one.rails * cables)
     units_per_pod = down // (one.rails * cables)
@@ -127,7 +144,7 @@ def _upper(one: ClosPlan, tiers: Sequence[Tier], names: Sequence[str], below: in
     cores = _switches(up_spine, pods, core, names[2])
     if cores is None:
         room = core.radix // (core.parallel or 1) * units_per_pod * per_unit
-        raise _too_small(room, accelerators, f"raise {names[2]}.radix")
+        raise too_small("topology", room, accelerators, remedy=f"raise {names[2]}.radix")
     return replace(
         one,
         tiers=3,
@@ -169,7 +186,3 @@ def _switches(up: int, lower: int, tier: Tier, name: str) -> int | None:
         if up % switches == 0 and lower * (up // switches) <= tier.radix:
             return switches
     return None
-
-
-def _too_small(room: int, wanted: int, remedy: str) -> InputError:
-    return InputError(f"the topology holds {room:,} accelerators, the job needs {wanted:,}", remedy=remedy)

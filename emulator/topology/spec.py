@@ -13,17 +13,21 @@ from emulator.units import parse_rate, parse_seconds
 
 
 class Rate(float):
-    """Bytes/s per direction; in files a positive number, with a unit if it likes."""
+    """Bytes/s per direction; in files a number from SLOWEST to FASTEST, with a unit if it likes."""
 
 
 class Latency(float):
-    """Seconds; in files a number that is not negative, with a unit if it likes."""
+    """Seconds; in files a number from 0 to LONGEST, with a unit if it likes."""
 
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+# Beyond any machine, and far from where sums and products of floats overflow or vanish.
+SLOWEST, FASTEST = 1.0, 1e18  # bytes/s of a cable
+LONGEST = 3600.0  # seconds of latency
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Flows = Annotated[int, msgspec.Meta(ge=1, le=1024)]  # real libraries open a handful
-Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Ratio = Annotated[float, msgspec.Meta(gt=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
+Ratio = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
+Watts = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 
 
 class LinkFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -84,7 +88,7 @@ class Torus(LinkFields, tag_field="kind", tag="torus", frozen=True, kw_only=True
 
     shape: str | list[Count] | None = None
     size: Count | None = None
-    axes: Count = 3
+    axes: Annotated[int, msgspec.Meta(ge=1, le=16)] = 3
     full: Count | None = None
     twist: bool = False
     wrap: bool | list[bool] = True
@@ -143,7 +147,7 @@ Routing = Literal["spread", "ecmp", "dimension-order", "minimal-adaptive"]
 class Power(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Published power: ``watts`` of every ``accelerators`` accelerators, and what that counts."""
 
-    watts: Ratio
+    watts: Watts
     accelerators: Count
     note: str = ""
 
@@ -177,16 +181,29 @@ class TopologyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     sources: dict[str, str] = {}
 
 
+# Fields that are a flag, or one for each of several.
+FLAGS = frozenset(
+    field.name
+    for struct in (TopologyFile, *LEVELS.values())
+    for field in msgspec.structs.fields(struct)
+    if field.type in (bool, bool | list[bool])
+)
+
+
 def decode_quantity(kind: type, value: Any) -> Any:
     """msgspec hook for Rate and Latency; raises ValueError with the reason."""
     if kind is Rate:
         rate = parse_rate(value)
         if rate <= 0:
             raise ValueError(f"bandwidth must be above zero, got {value!r}")
+        if not SLOWEST <= rate <= FASTEST:
+            raise ValueError(f"bandwidth is beyond any machine (1 B/s to 1 EB/s), got {value!r}")
         return Rate(rate)
     if kind is Latency:
         latency = parse_seconds(value)
         if latency < 0:
             raise ValueError(f"latency must not be negative, got {value!r}")
+        if latency > LONGEST:
+            raise ValueError(f"latency is beyond any machine (up to 1 h), got {value!r}")
         return Latency(latency)
     raise NotImplementedError(kind)

@@ -14,7 +14,7 @@ from emulator.topology.document import convert
 from emulator.topology.spec import Latency, decode_quantity
 
 Protocols = Annotated[list[Latency], msgspec.Meta(min_length=3, max_length=3)]  # LL, LL128, Simple
-Rates = Annotated[list[Annotated[float, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=3, max_length=3)]
+Rates = Annotated[list[Annotated[float, msgspec.Meta(ge=0, le=1e6)]], msgspec.Meta(min_length=3, max_length=3)]
 
 
 class Measured(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -22,11 +22,11 @@ class Measured(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
     collective: str
     ranks: Annotated[int, msgspec.Meta(ge=2)]
-    bytes: Annotated[list[float], msgspec.Meta(min_length=1)]
+    bytes: Annotated[list[Annotated[float, msgspec.Meta(gt=0, le=2**53)]], msgspec.Meta(min_length=1)]
     seconds: Annotated[list[Latency], msgspec.Meta(min_length=1)]
 
     def __post_init__(self) -> None:
-        if len(self.bytes) != len(self.seconds) or sorted(set(self.bytes)) != self.bytes or self.bytes[0] <= 0:
+        if len(self.bytes) != len(self.seconds) or sorted(set(self.bytes)) != self.bytes:
             raise ValueError("bytes must rise, with one time each")
         if min(self.seconds) <= 0:
             raise ValueError("times must be above zero")

@@ -7,29 +7,22 @@ Reading only decodes and validates shapes and types; whether the ranks fit toget
 from __future__ import annotations
 
 import gzip
-import os
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import msgspec
 import zstandard
 
-from emulator.errors import InputError
-from emulator.files import read_bytes, write_bytes
+from emulator.files import write_bytes
 from emulator.trace.decode import WireTrace, as_trace, check_header, decode
 from emulator.trace.intern import Interner
 from emulator.trace.schema import SCHEMA, Trace
 from emulator.trace.stream import read_stream
+from emulator.unpack import text_pieces
 
 SUFFIXES = (".json", ".json.gz", ".json.zst")
-_GZIP_MAGIC = b"\x1f\x8b"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_PIECE = 2**22  # bytes of text at a time
 _WHOLE = 2**25  # bytes of text up to which a file is decoded in one go, which is faster
 
 
@@ -41,8 +34,7 @@ def read(path: Path | str, progress: Callable[[int, int], None] | None = None) -
     have been read, of how many.
     """
     source = str(path)
-    with closing(_open(path)) as file:
-        pieces = _pieces(file, source, progress)
+    with closing(text_pieces(path, progress)) as pieces:
         head: list[bytes] = []
         while sum(map(len, head)) < _WHOLE:
             piece = next(pieces, None)
@@ -65,7 +57,7 @@ def _read_whole(data: bytes, source: str) -> Trace:
 def write(trace: Trace, path: Path | str) -> None:
     """Write a trace, compressed as the suffix says; the file appears whole or not at all."""
     data = b"".join(encode(trace))
-    name = str(path)
+    name = str(path).lower()
     if name.endswith(".gz"):
         data = gzip.compress(data, mtime=0)
     elif name.endswith(".zst"):
@@ -92,30 +84,3 @@ def encode(trace: Trace) -> Iterator[bytes]:
     if trace.exec is not None:
         yield b',\n"exec":' + encoder.encode(trace.exec)
     yield b"}\n"
-
-
-def _open(path: Path | str) -> BufferedReader:
-    try:
-        return Path(path).open("rb")
-    except (OSError, ValueError):
-        read_bytes(path)  # says in one line what is wrong
-        raise
-
-
-def _pieces(file: BufferedReader, source: str, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
-    """The text of a file, decompressed, a few megabytes at a time. Compression is told by content."""
-    total = os.fstat(file.fileno()).st_size  # 0 for a pipe
-    text: BinaryIO = file
-    try:
-        magic = file.peek(4)[:4]
-        if magic.startswith(_GZIP_MAGIC):
-            text = cast("BinaryIO", gzip.GzipFile(fileobj=file))
-        elif magic == _ZSTD_MAGIC:
-            text = cast("BinaryIO", zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
-        while piece := text.read(_PIECE):
-            yield piece
-            if progress is not None and total:
-                progress(file.tell(), total)
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-        what = "cannot read" if text is file else "damaged or cut compressed file"
-        raise InputError(f"{what} ({error})", source=source) from None

@@ -81,10 +81,11 @@ def check_window(result: Result, start: float, end: float | None, classes: Seque
     if not result.step_seconds > 0:
         raise InputError("there is nothing to show: the step takes no time")
     if not 0 <= start < end:
-        raise InputError(f"from {start:g} s to {end:g} s is no window of time")
+        raise InputError(f"from {start:g} s to {end:g} s is no window of time", source="--from, --to")
     if start >= result.shown_seconds:
         raise InputError(
-            f"the window starts at {start:g} s, but the timeline ends at {figures.seconds(result.shown_seconds)}"
+            f"the window starts at {start:g} s, but the timeline ends at {figures.seconds(result.shown_seconds)}",
+            source="--from",
         )
     for i in classes or ():
         if not 0 <= i < len(result.ranks):

@@ -18,11 +18,12 @@ from emulator.network.collectives.table import ALGORITHMS, ALIASES, Algorithm
 from emulator.network.maxmin import Floats, Ints
 
 __all__ = [
-    "COLLECTIVES", "AllPairs", "AnyPhase", "Grid", "Phase", "Step", "algorithms", "bus_factor", "canonical",
+    "COLLECTIVES", "ROOTED", "AllPairs", "AnyPhase", "Grid", "Phase", "Step", "algorithms", "bus_factor", "canonical",
     "chunk_elements", "chunks", "holdings", "names", "phases", "steps", "switches_for",
 ]  # fmt: skip
 
 COLLECTIVES: tuple[str, ...] = tuple(ALGORITHMS)
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 Domains = Sequence[int] | Ints | None
 
 

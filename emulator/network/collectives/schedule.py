@@ -78,8 +78,8 @@ class Case:
                 raise InputError(f"splits must be {self.n} x {self.n}, not {' x '.join(map(str, self.splits.shape))}")
             if not np.all((self.splits >= 0) & np.isfinite(self.splits)):
                 raise InputError("splits must be finite and not negative")
-        if not self.copies >= 1:
-            raise InputError(f"copies per server must be 1 or more, not {self.copies:g}")
+        if not 1 <= self.copies <= self.n:
+            raise InputError(f"copies per server must be 1 to {self.n}, not {self.copies:g}")
 
     @cached_property
     def server_of(self) -> Ints:

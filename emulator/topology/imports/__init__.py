@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 
 from emulator.errors import InputError
-from emulator.files import read_text
+from emulator.files import read_bytes, read_text
 from emulator.topology import explicit
 from emulator.topology.explicit import GraphRouting
 from emulator.topology.graph import Topology
 from emulator.topology.imports import nccl, simai
 from emulator.topology.imports.astra import levels_of_astra_sim
+from emulator.unpack import is_utf16, without_mark
 
 __all__ = ["GRAPHS", "GraphRouting", "levels_of_astra_sim", "read_graph", "sniff"]
 
@@ -22,13 +24,15 @@ _SIMAI_HEADER = re.compile(r"\s*(\d+\s+){4}\d+\s+\S+\s*$")
 def sniff(path: Path, source: str) -> str:
     """What a file is: ``levels``, ``astra-sim``, or one of GRAPHS. Raises InputError if it cannot be read."""
     try:
-        text = read_text(path)
+        data = read_bytes(path)
+        if _is_xml(data):
+            return "nccl"
+        text = without_mark(data, source).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError("is not text", source=source) from None
     except InputError as error:
-        reason = "is not text" if "UTF-8" in error.reason else error.reason
-        raise InputError(reason, source=source, remedy=error.remedy) from None
+        raise InputError(error.reason, source=source, remedy=error.remedy) from None
     start = text.lstrip()
-    if start.startswith("<"):
-        return "nccl"
     if path.suffix == ".json" or start.startswith("{"):
         return "graph"
     first = start.partition("\n")[0]
@@ -37,12 +41,20 @@ def sniff(path: Path, source: str) -> str:
     return "astra-sim" if re.search(r"^npus_count\s*:", text, re.MULTILINE) else "levels"
 
 
+def _is_xml(data: bytes) -> bool:
+    """Does it begin with a tag? In UTF-16 too, and whatever else the first line of an XML document may name."""
+    begin = data.removeprefix(codecs.BOM_UTF8)
+    if is_utf16(begin):
+        begin = begin.translate(None, codecs.BOM_UTF16_LE + b"\0")  # of ASCII characters only these are left
+    return begin.lstrip().startswith(b"<")
+
+
 def read_graph(kind: str, path: Path, source: str, routing: GraphRouting) -> Topology:
     """The topology of a file of one of GRAPHS. Raises InputError naming file, place and reason."""
     try:
         if kind == "graph":
             return explicit.read(path, routing)
-        document = (nccl if kind == "nccl" else simai).read(read_text(path), path.stem)
+        document = nccl.read(read_bytes(path), path.stem) if kind == "nccl" else simai.read(read_text(path), path.stem)
         return explicit.from_node_link(document, path.stem, routing)
     except InputError as error:
         raise InputError(error.reason, source=source, place=error.place, remedy=error.remedy) from None

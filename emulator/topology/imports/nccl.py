@@ -30,15 +30,18 @@ _NVLINK = {
 _BETWEEN_CPUS = {"AuthenticAMD": 16e9, "GenuineIntel": 10e9}  # bytes/s
 _CPU_DEFAULT = 10e9
 _DEFAULT_NET = 10_000  # Mbit/s
+_MOST = 10**6  # of any number in the file: links, lanes, Mbit/s
 
 
-def read(text: str, name: str) -> NodeLink:
-    """The node-link document of such a file. Raises InputError: not XML, no GPU, a link to nowhere."""
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+def read(data: bytes, name: str) -> NodeLink:
+    """The node-link document of such a file, in the encoding that it declares. Raises InputError: not XML, no GPU, a
+    link to nowhere."""
+    ascii_only = data.replace(b"\0", b"")  # of UTF-16 too
+    if b"<!DOCTYPE" in ascii_only or b"<!ENTITY" in ascii_only:
         raise InputError("has a document type; a topology of NCCL has none")
     try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
+        root = ElementTree.fromstring(data)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the latter: an encoding that there is none
         raise InputError(f"is not XML: {error}") from None
     if root.tag != "system":
         raise InputError(f"is XML, but begins with <{root.tag}>, not with <system> as a topology of NCCL does")
@@ -122,7 +125,10 @@ class _Reader:
                 return
         else:
             raise InputError(f"NVLink to {target!r}, which is not in the file", place=gpu)
-        self.links.append(self._link(gpu, other, each, "NVLink", _whole(link, "count", 1)))
+        cables = _whole(link, "count", 1)
+        if not cables:
+            raise InputError("0 links are none: take the entry out", place=f"{gpu}: nvlink count")
+        self.links.append(self._link(gpu, other, each, "NVLink", cables))
 
     @staticmethod
     def _link(a: str, b: str, rate: float, level: str, cables: int = 1) -> Link:
@@ -147,8 +153,11 @@ def _speed(net: Element) -> float:
 def _whole(element: Element, attribute: str, default: int) -> int:
     """A number of an element, ``default`` if it is not there or empty."""
     text = element.get(attribute) or str(default)
+    place = f"{element.tag} {attribute}"
     if not text.isdecimal():
-        raise InputError(f"{text!r} is not a whole number", place=f"{element.tag} {attribute}")
+        raise InputError(f"{text!r} is not a whole number", place=place)
+    if len(text) > len(str(_MOST)) or int(text) > _MOST:
+        raise InputError(f"{text[:20]} is beyond any machine (more than {_MOST:,})", place=place)
     return int(text)
 
 

@@ -18,10 +18,12 @@ def read(text: str, name: str) -> NodeLink:
     numbers = [_whole(word, "line 1") for word in lines[0][1][:5]]
     total, per_server, nv, other, cables = numbers
     gpus = total - nv - other
-    if gpus < 1 or per_server < 1:
+    if min(numbers) < 0 or gpus < 1 or per_server < 1:
         raise InputError(f"{total} nodes, {nv} + {other} of them switches: no GPU is left", place="line 1")
     if len(lines) < 2:
         raise InputError("the line with the numbers of the switches is missing", place="line 2")
+    if total > len(lines) - 1:  # before lists as long are made
+        raise InputError(f"{len(lines) - 2} links cannot join {total} nodes", place="line 1")
     switches = [_whole(word, f"line {lines[1][0]}") for word in lines[1][1]]
     if sorted(switches) != list(range(gpus, total)):
         raise InputError(f"the switches should be the {nv + other} nodes from {gpus} on", place=f"line {lines[1][0]}")
