@@ -104,7 +104,12 @@ def column(field: str, change: Any) -> bytes:
     (column("end", lambda c: c[1:]), "timeline[0].end", "values where"),
     (column("end", lambda c: [None, *c[1:]]), "timeline[0].end", "missing"),
     (column("end", lambda c: [-1, *c[1:]]), "timeline[0].end", "ends before it starts"),
-    (column("end", lambda c: ["x", *c[1:]]), "timeline[0].end", "could not convert"),
+    (column("end", lambda c: ["x", *c[1:]]), "timeline[0].end", "value 0 is 'x', not a number"),
+    (column("end", lambda c: [True, *c[1:]]), "timeline[0].end", "value 0 is True, not a number"),
+    (column("end", lambda c: [*c[:-1], 10**400]), "timeline[0].end", "is too large"),
+    (column("arrived_last", lambda c: [c[0], 10**30]), "timeline[0].arrived_last", "value 1, 1000"),
+    (column("held_by", lambda c: [1e308, *c[1:]]), "timeline[0].held_by", "value 0 is 1e+308, not an integer"),
+    (column("op", lambda c: [None, *c[1:]]), "timeline[0].op", "value 0 is null, not an integer"),
     (column("end", lambda c: [c]), "timeline[0].end", "flat list"),
     (column("end", lambda c: 7), "timeline[0].end", "list of numbers"),
     (column("op", lambda c: [99, *c[1:]]), "timeline[0].op", "99 is not one of the"),
@@ -133,6 +138,18 @@ def test_bad_columns_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damag
     with pytest.raises(InputError) as caught:
         io.read(tmp_path / "r.json")
     assert "r.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("array", "reason"), [
+    (np.array([0.5]), "holds float64, not int64"),
+    (np.array([[1]]), "flat list"),
+])  # fmt: skip
+def test_an_array_of_another_kind(tmp_path: Path, array: np.ndarray[Any, Any], reason: str) -> None:
+    (tmp_path / "r.json").write_bytes(column("op", lambda _: "mine"))
+    np.savez(tmp_path / "r.json.spans.npz", mine=array)
+    with pytest.raises(InputError, match=reason) as caught:
+        io.read(tmp_path / "r.json")
+    assert caught.value.place == "timeline[0].op"
 
 
 def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
