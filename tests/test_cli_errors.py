@@ -12,7 +12,7 @@ import pytest
 
 from emulator.cli import main
 from emulator.trace import io
-from emulator.trace.schema import Group, PerRank
+from emulator.trace.schema import Group, Op, PerRank
 from tests.jobs import collective, compute, job, recv, send, wait
 
 GATHER = collective(1, "all_gather", "dp", 64)
@@ -101,6 +101,18 @@ CASES = {
     "no collective": (op(collective=None), "collective"),
     "dependency on nothing": (op(deps=[77]), "77"),
     "dependency cycle": (op(deps=[2]), "cycle"),
+    "a host_sync that waits for what comes after it": (
+        ranks_of([Op(id=1, kind="host_sync", deps=[0]), compute(0, 1e-3)], axes={"dp": 1}), "op 1: a cycle",
+    ),
+    "an op that waits for a later host_sync": (
+        ranks_of([compute(0, 1e-3, deps=[1]), Op(id=1, kind="host_sync")], axes={"dp": 1}), "depends on host_sync 1",
+    ),
+    "a batch that is waited for in its middle": (
+        ranks_of(
+            [send(0, 1, 8, batch=1), send(1, 1, 8), send(2, 1, 8, batch=1)],
+            [recv(0, 0, 8), recv(1, 0, 8), recv(2, 0, 8)], axes={"dp": 2},
+        ), "programs[0] op 0: a cycle of dependencies (ops 0, 1)",
+    ),
     "op id twice": (op(id=0), "twice"),
     "mesh of 0": (document(mesh={"axes": ["dp"], "shape": [0]}), "mesh.shape"),
     "too few ranks": (document(ranks=[[3, 0]]), "3 ranks"),
@@ -331,7 +343,7 @@ def test_deadlock_is_exit_code_1(emu, tmp_path):
     io.write(job({"dp": 2}, program("a", "b"), program("b", "a"), groups=groups), tmp_path / "stuck.json")
     code, _, err = emu("run", "--trace", "stuck.json")
     assert code == 1
-    assert "rank 0" in err
+    assert err.startswith("emu: stuck.json: the replay cannot go on: rank 0 in collective on group 'a' (op 0, row 0)")
     assert "rank 1" in err
     assert len(err.splitlines()) == 1
 
