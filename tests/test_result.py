@@ -86,6 +86,15 @@ def column(field: str, change: Any) -> bytes:
     return json.dumps(document).encode()
 
 
+def entry(part: str, **keys: Any) -> bytes:
+    """The first entry of a list, or its partition, changed."""
+    document = json.loads(io.encode(fsdp_result()))
+    target = document["ranks"][0]["partition"] if part == "partition" else document[part][0]
+    assert set(keys) <= set(target)
+    target.update(keys)
+    return json.dumps(document).encode()
+
+
 @pytest.mark.parametrize(("data", "place", "reason"), [
     (b"", "", "empty"),
     (b"\x80\x02\x00", "", "not valid"),
@@ -99,6 +108,22 @@ def column(field: str, change: Any) -> bytes:
     (changed(step_seconds="fast"), "step_seconds", "expected `float`"),
     (changed(step_seconds=None), "step_seconds", "expected `float`"),
     (changed(step_seconds=-1.0), "step_seconds", "not a time"),
+    (changed(step_seconds=1e300), "step_seconds", "but the timeline ends"),
+    (changed(step_seconds=0.01), "timeline[0].end", "is later than the end of the step shown"),
+    (changed(mfu=-5), "mfu", "-5 is negative"),
+    (changed(world_size=7), "world_size", "7, but the rank classes have 64"),
+    (changed(world_size=10**30), "world_size", "is too large"),
+    (changed(omitted=[{"at_seconds": 0.01, "period_seconds": 1e9, "count": 1}]), "omitted", "longer than the step"),
+    (entry("links", capacity_bytes_per_second=-1), "links[0].capacity_bytes_per_second", "-1 is negative"),
+    (entry("collectives", count=-3), "collectives[0].count", "-3 is negative"),
+    (entry("partition", host_seconds=1e30), "ranks[0].partition", "its parts make 1e+30 s"),
+    (entry("ranks", count=63), "ranks[0].count", "'0-63' are not as many"),
+    (entry("ranks", ranks="zero"), "ranks[0].ranks", "not a list of ranks"),
+    (entry("ranks", ranks="64-127"), "ranks[0].ranks", "rank 127 is outside the world of 64"),
+    (entry("ranks", ranks="0-62,7"), "ranks[0].ranks", "rank 7 is in two"),
+    (column("ready", lambda c: [None, *c[1:]]), "timeline[0].ready", "a number is missing"),
+    (column("transfer_start", lambda c: [-1, *c[1:]]), "timeline[0].transfer_start", "-1 is negative"),
+    (column("held_by", lambda c: [-3, *c[1:]]), "timeline[0].held_by", "-3 is negative"),
     (changed(ranks=[]), "timeline[0].rank_class", "0 is not one of the 0"),
     (changed(programs=[]), "ranks[0].program", "0 is not one of the 0"),
     (column("end", lambda c: c[1:]), "timeline[0].end", "values where"),
