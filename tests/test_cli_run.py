@@ -77,3 +77,15 @@ def test_wrong_options_are_one_line(emu, arguments, reason):
     assert (code, out) == (2, "")
     assert reason in err.splitlines()[0]
     assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("json", "reason"), [("v.json", "t.json: holds no tensors to execute it with"), ("-", "--verify: its findings")]
+)
+def test_what_cannot_be_verified_is_not_replayed(emu, tmp_path, json, reason):
+    pytest.importorskip("torch")
+    code, out, err = emu("--verify", "--json", json)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"emu: {reason}")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]

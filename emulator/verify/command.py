@@ -32,8 +32,7 @@ def verify_command(
 
     Raises InputError, with one line, if it cannot be run: then nothing is proved and nothing disproved.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise InputError("verifying needs torch", source="emu verify", remedy="pip install 'emu-cluster[torch]'")
+    require_torch("emu verify")
     if (target is None) == (collective is None):
         raise InputError(
             "give a trace, a workload, or --collective", source="emu verify",
@@ -58,6 +57,12 @@ def verify_command(
         target, topologies=topologies or ("fattree",), device=device, algorithms=algorithms, lowering=lowering,
         overrides=overrides, seeds=range(1, orders + 1), time_limit=time_limit, progress=progress,
     )  # fmt: skip
+
+
+def require_torch(source: str) -> None:
+    """Raise InputError where there is no torch to execute anything with."""
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("verifying needs torch", source=source, remedy="pip install 'emu-cluster[torch]'")
 
 
 def _collective(
