@@ -14,7 +14,7 @@ from emulator.collector import paused_collector
 from emulator.cost.lower import Lowered, lower
 from emulator.cost.roofline import Timed, time_ops
 from emulator.errors import InputError
-from emulator.replay.perturb import Perturbation, parse_chip_share, parse_degrade, parse_straggler
+from emulator.replay.perturb import Perturbation, parse_chip_share, parse_degrade, parse_stragglers
 from emulator.replay.simulate import Job, Options, Replay, simulate
 from emulator.report.partition import fill
 from emulator.result.schema import DeviceInfo, Result, TopologyInfo, TraceInfo
@@ -121,9 +121,8 @@ def run(
     """
     job = open_job(trace, topology, device=device, lowering=lowering, overrides=overrides, progress=progress)
     if stragglers or degraded:
-        slowdown = dict(parse_straggler(text) for text in stragglers)
         changes = [parse_degrade(text, job.topology) for text in degraded]
-        options = replace(options, perturbation=Perturbation(slowdown, changes))
+        options = replace(options, perturbation=Perturbation(parse_stragglers(stragglers), changes))
     if chip_share:
         options = replace(options, shares=parse_chip_share(chip_share, job.topology))
     if place != "linear":

@@ -70,6 +70,13 @@ def test_several_topologies_are_compared_and_kept(emu, tmp_path):
         (["--topo", "fattree", "--topo", "fattree"], "twice"),
         (["--topo", "fattree", "--topo", "fiber", "--json", "r.json"], "folder"),
         (["--jobs", "0"], "--jobs"),
+        (["--straggler", "5:1.5", "--straggler", "5:2"], "two factors for rank 5: 1.5 and 2"),
+        (["--chip-share", "NIC=0.1,nic=0.2"], "two shares for NIC"),
+        (["--algo", "=ring"], "unknown collective ''"),
+        (["--algo", "ring/"], "unknown algorithm 'ring/'"),
+        (["--algo", "ring,"], "unknown algorithm ''"),
+        (["--algo", "ring,tree"], "two algorithms for all collectives"),
+        (["--algo", "all_reduce=ring,AllReduce=tree"], "two algorithms for all_reduce"),
     ],
 )
 def test_wrong_options_are_one_line(emu, arguments, reason):
