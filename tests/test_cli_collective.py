@@ -84,7 +84,28 @@ def test_a_file_and_a_picture(emu, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["results"]
 
 
+@pytest.mark.parametrize("mode", ["phases", "steps"])
+@pytest.mark.parametrize(
+    ("kind", "more"), [("send", ("--ranks", "2")), ("gather", ()), ("barrier", ()), ("all_gather", ("--algo", "ring"))]
+)
+def test_what_auto_takes_is_marked_also_where_it_stands_alone(emu, kind, more, mode):
+    _, out, _ = emu("collective", kind, *more, "--topo", "torus", "--mode", mode, "--json", "-")
+    (row,) = json.loads(out)["results"]
+    _, auto, _ = emu("collective", kind, *more[: 2 * (kind == "send")], "--topo", "torus", "--json", "-")
+    taken = [other["algorithm"] for other in json.loads(auto)["results"] if other["chosen"]]
+    assert row["chosen"] == (taken == [row["algorithm"]])
+    assert len(taken) == 1
+
+
 WRONG = {
+    "a group of one": (["all_reduce", "--ranks", "1"], "--ranks: a group of one moves nothing"),
+    "part of a byte": (["all_reduce", "--size", "1.5"], "--size: '1.5' is not a whole number of bytes"),
+    "no protocol": (["all_reduce", "--algo", "ring/"], "--algo: 'ring/' names no protocol"),
+    "copies of another algorithm": (["all_to_all", "--copies", "2"], "--copies: only two_hop"),
+    "more copies than members": (
+        ["all_to_all", "--ranks", "16", "--algo", "two_hop", "--copies", "100"],
+        "--copies: 100 copies: a server has 8",
+    ),
     "collective": (["all_dance"], "all_dance"),
     "algorithm": (["all_reduce", "--algo", "magic"], "magic"),
     "algorithm of another collective": (["all_gather", "--algo", "pairwise"], "pairwise"),
@@ -94,12 +115,12 @@ WRONG = {
     "size": (["all_reduce", "--size", "1G"], "1G"),
     "sweep": (["all_reduce", "--sweep", "1MiB"], "A:B"),
     "falling sweep": (["all_reduce", "--sweep", "2MiB:1MiB"], "rise"),
-    "root": (["broadcast", "--root", "8"], "root 8"),
+    "root": (["broadcast", "--root", "8"], "--root: 8 is not a member"),
     "ranks": (["all_reduce", "--topo", "fiber", "--ranks", "1000"], "1,000"),
-    "send of three": (["send", "--ranks", "3"], "two members"),
+    "send of three": (["send", "--ranks", "3"], "--ranks: a send has two members"),
     "folder": (["all_reduce", "--json", "missing/out.json"], "missing"),
     "picture": (["all_reduce", "--plot", "picture.docx"], "docx"),
-    "copies": (["all_to_all", "--ranks", "16", "--algo", "two_hop", "--copies", "0"], "copies"),
+    "copies": (["all_to_all", "--ranks", "16", "--algo", "two_hop", "--copies", "0"], "--copies: 0 copies"),
     "steps in the switch": (["all_reduce", "--algo", "nvls", "--mode", "steps"], "nvls"),
 }
 

@@ -13,7 +13,9 @@ from emulator.errors import InputError
 from emulator.files import check_writable, write_bytes, write_text
 
 if TYPE_CHECKING:
+    from emulator.network.maxmin import Ints
     from emulator.network.measure import Row
+    from emulator.topology.graph import Topology
 
 
 def collective(
@@ -68,10 +70,14 @@ def collective(
     name = canonical(kind)
     if name not in COLLECTIVES:
         raise InputError(f"unknown collective {kind!r}", source="KIND", remedy=f"known: {', '.join(COLLECTIVES)}")
+    _check(name, ranks, root)
     topology = load(topo, ranks=ranks, overrides=overrides)
-    asked, _, protocol = algo.partition("/")
+    asked, slash, protocol = algo.partition("/")
+    if slash and not protocol:
+        raise InputError(f"{algo!r} names no protocol", source="--algo", remedy="for example --algo ring/LL")
+    algorithm = canonical(asked) + slash + protocol
     members = place(placement, topology, ranks, seed=seed)
-    algorithm = "/".join(filter(None, (canonical(asked), protocol)))
+    _check_copies(copies, algorithm, topology, members)
     rows = measure(topology, members, name, sizes, algorithm=algorithm, mode=mode, root=root, copies=copies)
     if json is not None:
         text = _document(rows, collective=name, ranks=ranks, topology=topology.name, built=topology.built, mode=mode)
@@ -89,6 +95,28 @@ def collective(
         out.print(render(rows, title, out.width))
 
 
+def _check(kind: str, ranks: int, root: int) -> None:
+    if ranks == 1:
+        raise InputError("a group of one moves nothing: there is no time to tell", source="--ranks")
+    if kind == "send" and ranks != 2:
+        raise InputError(f"a send has two members, not {ranks:,}", source="--ranks")
+    if root >= ranks:
+        raise InputError(f"{root:,} is not a member of a group of {ranks:,}: they count from 0", source="--root")
+
+
+def _check_copies(copies: float, algorithm: str, topology: Topology, members: Ints) -> None:
+    import numpy as np  # noqa: PLC0415
+
+    from emulator.network.layout import layout  # noqa: PLC0415
+
+    if not copies >= 1:
+        raise InputError(f"{copies:g} copies: 1 is the least", source="--copies")
+    if copies > 1 and not algorithm.startswith("two_hop"):
+        raise InputError("only two_hop sends copies", source="--copies", remedy="add --algo two_hop")
+    if copies > 1 and copies > (most := int(np.unique(layout(topology, members).domains, return_counts=True)[1].max())):
+        raise InputError(f"{copies:g} copies: a server has {most:,} members of the group", source="--copies")
+
+
 def _bytes(text: str, option: str) -> float:
     from emulator.units import parse_bytes  # noqa: PLC0415
 
@@ -98,7 +126,9 @@ def _bytes(text: str, option: str) -> float:
         raise InputError(str(error), source=option) from None
     if amount < 0:
         raise InputError(f"a size must not be negative, got {text!r}", source=option)
-    return amount
+    if abs(amount - round(amount)) > 1e-9 * amount:
+        raise InputError(f"{text!r} is not a whole number of bytes", source=option)
+    return float(round(amount))
 
 
 def _sizes(sweep: str) -> list[float]:
