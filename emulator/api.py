@@ -26,6 +26,7 @@ from emulator.trace.check import load as load_trace
 from emulator.trace.expand import templates
 from emulator.trace.io import SUFFIXES
 from emulator.trace.mesh import per_rank
+from emulator.trace.messages import COMMUNICATION
 from emulator.trace.schema import Trace
 from emulator.units import format_seconds
 
@@ -63,9 +64,9 @@ class OpenJob:
         options = self.settled(options)
         replay = simulate(job, self.topology, options, progress)
         if not replay.step_seconds > 0:
-            raise InputError(
-                "the step takes no time: the trace has no op that computes or communicates", source=self.name
-            )
+            works = any(op.kind in ("compute", *COMMUNICATION) for op in templates(job.trace).ops)
+            why = "all its ops last 0 s" if works else "the trace has no op that computes or communicates"
+            raise InputError(f"the step takes no time: {why}", source=self.name)
         result = _result(self, replay)
         result.warnings = _warnings(self, replay, options)
         with paused_collector():

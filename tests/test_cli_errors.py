@@ -107,6 +107,12 @@ CASES = {
     "an op that waits for a later host_sync": (
         ranks_of([compute(0, 1e-3, deps=[1]), Op(id=1, kind="host_sync")], axes={"dp": 1}), "depends on host_sync 1",
     ),
+    "a flag in a table of numbers": (
+        compute_op(duration={"axes": ["dp"], "values": [1e-3, True, 1, 1]}), "duration is not a regular table",
+    ),
+    "ops of no length": (compute_op(duration=0.0) | {"groups": {"dp": {"ranks": [[0], [1], [2], [3]]}}},
+                         "the step takes no time: all its ops last 0 s"),
+    "no ops at all": (document(programs=[{"ops": []}]), "takes no time: the trace has no op"),
     "a batch that is waited for in its middle": (
         ranks_of(
             [send(0, 1, 8, batch=1), send(1, 1, 8), send(2, 1, 8, batch=1)],
@@ -302,6 +308,9 @@ COMMANDS = {
     "result that is none": (["view", "good.json", "--plain"], "good.json"),
     "no result": (["report", "nowhere.json"], "nowhere.json"),
     "not a time": (["view", "good.json", "--plain", "--from", "soon"], "soon"),
+    "unknown flag of a proof": (["verify", "--collective", "all_reduce", "--bogus", "3"], "No such option: --bogus"),
+    "a proof of nothing": (["verify"], "emu: verify: give a trace"),
+    "a send to itself": (["verify", "--collective", "send", "--ranks", "3"], "--ranks: a send has two members"),
     "topology that is none": (["topo", "show", "moebius"], "moebius"),
 }  # fmt: skip
 
