@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from emulator.trace.expand import Ints, Rows
+from emulator.trace.expand import Ints, Rows, used
 from emulator.trace.fault import Fault
 from emulator.trace.messages import slot, slots_of_rows
 from emulator.trace.schema import Op
@@ -46,7 +46,9 @@ def cycle_faults(ops: list[Op], place: str, program: Rows) -> Iterator[Fault]:
 def _units(ops: list[Op], program: Rows) -> Ints:
     """The first row of the batch that each row belongs to, or the row itself."""
     unit = np.arange(len(program))
-    batched = np.array([op.kind in ("send", "recv") and op.batch is not None for op in ops], dtype=np.bool_)
+    batched = np.zeros(len(ops), dtype=np.bool_)
+    for template in used(program.template).tolist():
+        batched[template] = ops[template].kind in ("send", "recv") and ops[template].batch is not None
     first: dict[tuple[int, str, int | None], int] = {}
     for row in np.flatnonzero(batched[program.template]).tolist():
         op = ops[program.template[row]]
