@@ -85,16 +85,17 @@ def test_a_file_and_a_picture(emu, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["phases", "steps"])
-@pytest.mark.parametrize(
-    ("kind", "more"), [("send", ("--ranks", "2")), ("gather", ()), ("barrier", ()), ("all_gather", ("--algo", "ring"))]
-)
-def test_what_auto_takes_is_marked_also_where_it_stands_alone(emu, kind, more, mode):
-    _, out, _ = emu("collective", kind, *more, "--topo", "torus", "--mode", mode, "--json", "-")
-    (row,) = json.loads(out)["results"]
-    _, auto, _ = emu("collective", kind, *more[: 2 * (kind == "send")], "--topo", "torus", "--json", "-")
-    taken = [other["algorithm"] for other in json.loads(auto)["results"] if other["chosen"]]
-    assert row["chosen"] == (taken == [row["algorithm"]])
-    assert len(taken) == 1
+@pytest.mark.parametrize("kind", ["send", "gather", "barrier", "all_reduce"])
+def test_what_auto_takes_is_marked_in_both_modes_and_where_it_stands_alone(emu, kind, mode):
+    arguments = ("--ranks", "2" if kind == "send" else "8", "--topo", "torus", "--mode", mode)
+    _, out, _ = emu("collective", kind, *arguments, "--json", "-")
+    assert [row["chosen"] for row in json.loads(out)["results"]].count(True) == 1
+    assert " *" in emu("collective", kind, *arguments)[1]
+
+
+def test_an_algorithm_that_is_named_is_not_weighed_against_others(emu):
+    _, out, _ = emu("collective", "all_reduce", "--topo", "torus", "--algo", "ring", "--json", "-")
+    assert [row["chosen"] for row in json.loads(out)["results"]] == [None]
 
 
 WRONG = {

@@ -25,8 +25,11 @@ _MESSAGES = 2_000_000  # more than so many flows one by one are refused
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement: S = ``bytes`` in ``seconds``. ``chosen``: what ``auto`` takes at this size; ``protocol``: empty
-    where none is modelled; ``algbw`` and ``busbw`` (bytes/s): None where no byte moves."""
+    """One measurement: S = ``bytes`` in ``seconds``.
+
+    ``chosen``: what ``auto`` takes at this size (None: not weighed, as one was asked for). ``protocol``: empty where
+    none is modelled. ``algbw`` and ``busbw`` (bytes/s): None where no byte moves.
+    """
 
     algorithm: str
     protocol: str
@@ -34,7 +37,7 @@ class Row:
     seconds: float
     algbw: float | None
     busbw: float | None
-    chosen: bool
+    chosen: bool | None
 
 
 def measure(
@@ -56,7 +59,9 @@ def measure(
     where = layout(fabric, group)
     if mode not in ("phases", "steps"):
         raise InputError(f"unknown mode {mode!r}", remedy="known: phases, steps")
-    weighed = place_all(fabric, group[np.newaxis], ways(fabric, collective, where, root=root, copies=copies))
+    weighed: Placed = []  # to weigh all takes long in large groups
+    if algorithm == AUTO:
+        weighed = place_all(fabric, group[np.newaxis], ways(fabric, collective, where, root=root, copies=copies))
     if mode == "steps":
         return list(chain.from_iterable(_by_steps(fabric, group, where, collective, sizes, algorithm, root, weighed)))
     asked = [
@@ -83,11 +88,14 @@ def _rows(placed: Placed, weighed: Placed, collective: str, n: int, size: float)
         seconds = float(way.seconds(bound, size).max())
         if way.algorithm not in best or seconds < best[way.algorithm][0]:
             best[way.algorithm] = (seconds, way)
-    taken = fastest_of(weighed, size)[0].name
-    return [_row(way, collective, n, size, seconds, chosen=way.name == taken) for seconds, way in best.values()]
+    taken = fastest_of(weighed, size)[0].name if weighed else None
+    return [
+        _row(way, collective, n, size, seconds, chosen=None if taken is None else way.name == taken)
+        for seconds, way in best.values()
+    ]
 
 
-def _row(way: Way, collective: str, n: int, size: float, seconds: float, *, chosen: bool) -> Row:
+def _row(way: Way, collective: str, n: int, size: float, seconds: float, *, chosen: bool | None) -> Row:
     algbw = size / seconds if seconds > 0 and size > 0 else None
     busbw = None if algbw is None else algbw * collectives.bus_factor(collective, n)
     return Row(way.algorithm, way.protocol, size, seconds, algbw, busbw, chosen)
@@ -104,13 +112,14 @@ def _by_steps(
     ]
     for size in sizes:
         rows = []
-        taken = fastest_of(weighed, size)[0].algorithm
+        taken = fastest_of(weighed, size)[0].algorithm if weighed else None
         for name in names:
             if collectives.switches_for(collective, name):
                 raise InputError(f"{name} has no steps to play: its switches add up and copy what passes")
             seconds = play_alone(fabric, group, where, collective, name, size, root=root)
             way = Way(collective, name, ())
-            rows.append(_row(way, collective, len(group), size, seconds, chosen=name == taken))
+            chosen = None if taken is None else name == taken
+            rows.append(_row(way, collective, len(group), size, seconds, chosen=chosen))
         yield rows
 
 
