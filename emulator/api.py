@@ -15,7 +15,7 @@ from emulator.collector import paused_collector
 from emulator.cost.lower import Lowered, lower
 from emulator.cost.roofline import Timed, time_ops
 from emulator.errors import InputError
-from emulator.replay.perturb import Perturbation, parse_chip_share, parse_degrade, parse_straggler
+from emulator.replay.perturb import Perturbation, parse_chip_share, parse_degrade, parse_stragglers
 from emulator.replay.simulate import Job, Options, Replay, simulate
 from emulator.report.partition import fill
 from emulator.result.schema import DeviceInfo, Result, TopologyInfo, TraceInfo
@@ -27,6 +27,7 @@ from emulator.trace.check import load as load_trace
 from emulator.trace.expand import templates
 from emulator.trace.io import SUFFIXES
 from emulator.trace.mesh import per_rank
+from emulator.trace.messages import COMMUNICATION
 from emulator.trace.schema import Trace
 
 DEFAULT_LOWERING = "compile"
@@ -62,9 +63,9 @@ class OpenJob:
         job = Job(trace=self.lowered.trace, seconds=self.timed.seconds, sources=self.timed.source, name=self.name)
         replay = simulate(job, self.topology, self.settled(options), progress)
         if not replay.step_seconds > 0:
-            raise InputError(
-                "the step takes no time: the trace has no op that computes or communicates", source=self.name
-            )
+            works = any(op.kind in ("compute", *COMMUNICATION) for op in templates(job.trace).ops)
+            why = "all its ops last 0 s" if works else "the trace has no op that computes or communicates"
+            raise InputError(f"the step takes no time: {why}", source=self.name)
         result = _result(self, replay)
         with paused_collector():
             result = fill(result)
@@ -123,11 +124,8 @@ def run(
     """
     job = open_job(trace, topology, device=device, lowering=lowering, overrides=overrides, seed=seed, progress=progress)
     if stragglers or degraded:
-        slowdown = dict(parse_straggler(text) for text in stragglers)
-        if len(slowdown) < len(stragglers):
-            raise InputError("a rank is named twice", source="--straggler", place=", ".join(stragglers))
         changes = [parse_degrade(text, job.topology) for text in degraded]
-        options = replace(options, perturbation=Perturbation(slowdown, changes))
+        options = replace(options, perturbation=Perturbation(parse_stragglers(stragglers), changes))
     if chip_share:
         options = replace(options, shares=parse_chip_share(chip_share, job.topology))
     if place != "linear":

@@ -7,6 +7,8 @@ import sys
 
 import emulator
 
+if len(sys.argv) < 2:
+    sys.exit("which result? `emu run --trace llama-405b-16384.json.zst --json result.json` makes one")
 result = emulator.read_result(sys.argv[1])
 
 for ranks, bubble in result.bubble().items():

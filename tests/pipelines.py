@@ -44,6 +44,20 @@ def gpipe(p, m):
     return [[(kind, rank, j) for kind in "FB" for j in range(m)] for rank in range(p)]
 
 
+def interleaved(p, m, chunks=2):
+    """Interleaved 1F1B (Narayanan 2021, section 2.2.2): rank r has stages r, p + r, ...; m is a multiple of p."""
+    orders = []
+    for rank in range(p):
+        ways = {}
+        for kind in "FB":
+            turns = range(chunks) if kind == "F" else range(chunks)[::-1]
+            ways[kind] = [(kind, c * p + rank, j) for g in range(0, m, p) for c in turns for j in range(g, g + p)]
+        warm = min(2 * (p - rank - 1) + (chunks - 1) * p, m * chunks)
+        pairs = zip(ways["F"][warm:], ways["B"], strict=False)
+        orders.append(ways["F"][:warm] + [a for pair in pairs for a in pair] + ways["B"][m * chunks - warm :])
+    return orders
+
+
 def pipeline_job(orders, times, size=1):
     """One program per rank. ``times``: seconds of each kind (B: of I and W together). Messages are ``size`` bytes."""
     ranks = {stage: rank for rank, actions in enumerate(orders) for _, stage, _ in actions}

@@ -88,7 +88,29 @@ def test_a_file_and_a_picture(emu, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["results"]
 
 
+@pytest.mark.parametrize("mode", ["phases", "steps"])
+@pytest.mark.parametrize("kind", ["send", "gather", "barrier", "all_reduce"])
+def test_what_auto_takes_is_marked_in_both_modes_and_where_it_stands_alone(emu, kind, mode):
+    arguments = ("--ranks", "2" if kind == "send" else "8", "--topo", "torus", "--mode", mode)
+    _, out, _ = emu("collective", kind, *arguments, "--json", "-")
+    assert [row["chosen"] for row in json.loads(out)["results"]].count(True) == 1
+    assert " *" in emu("collective", kind, *arguments)[1]
+
+
+def test_an_algorithm_that_is_named_is_not_weighed_against_others(emu):
+    _, out, _ = emu("collective", "all_reduce", "--topo", "torus", "--algo", "ring", "--json", "-")
+    assert [row["chosen"] for row in json.loads(out)["results"]] == [None]
+
+
 WRONG = {
+    "a group of one": (["all_reduce", "--ranks", "1"], "--ranks: a group of one moves nothing"),
+    "part of a byte": (["all_reduce", "--size", "1.5"], "--size: '1.5' is not a whole number of bytes"),
+    "no protocol": (["all_reduce", "--algo", "ring/"], "--algo: 'ring/' names no protocol"),
+    "copies of another algorithm": (["all_to_all", "--copies", "2"], "--copies: only two_hop"),
+    "more copies than members": (
+        ["all_to_all", "--ranks", "16", "--algo", "two_hop", "--copies", "100"],
+        "--copies: 100 copies: a server has 8",
+    ),
     "collective": (["all_dance"], "all_dance"),
     "algorithm": (["all_reduce", "--algo", "magic"], "magic"),
     "algorithm of another collective": (["all_gather", "--algo", "pairwise"], "pairwise"),
@@ -98,18 +120,18 @@ WRONG = {
     "mode": (["all_reduce", "--mode", "fast"], "emu: --mode: unknown mode 'fast'"),
     "size": (["all_reduce", "--size", "1G"], "1G"),
     "size beyond any": (["all_reduce", "--size", "1e30"], "--size: a size beyond any machine"),
-    "sweep from nothing": (["all_reduce", "--sweep", "1e-300:1"], "a byte or more"),
+    "sweep from nothing": (["all_reduce", "--sweep", "1e-300:1"], "not a whole number of bytes"),
     "bandwidth of nothing": (["all_reduce", "--set", "leaf.bandwidth=1e-300"], "levels.leaf.bandwidth"),
     "oversubscription without end": (["all_reduce", "--set", "spine.oversubscription=inf"], "levels.spine.oversub"),
     "sweep": (["all_reduce", "--sweep", "1MiB"], "A:B"),
     "falling sweep": (["all_reduce", "--sweep", "2MiB:1MiB"], "rise"),
-    "root": (["broadcast", "--root", "8"], "root 8"),
+    "root": (["broadcast", "--root", "8"], "--root: 8 is not a member"),
     "ranks": (["all_reduce", "--topo", "fiber", "--ranks", "1000"], "1,000"),
-    "send of three": (["send", "--ranks", "3"], "two members"),
+    "send of three": (["send", "--ranks", "3"], "--ranks: a send has two members"),
     "folder": (["all_reduce", "--json", "missing/out.json"], "missing"),
     "picture": (["all_reduce", "--plot", "picture.docx"], "docx"),
-    "copies": (["all_to_all", "--ranks", "16", "--algo", "two_hop", "--copies", "0"], "copies"),
-    "copies without end": (["all_to_all", "--ranks", "16", "--copies", "inf"], "copies per server must be 1 to 16"),
+    "copies": (["all_to_all", "--ranks", "16", "--algo", "two_hop", "--copies", "0"], "--copies: 0 copies"),
+    "copies without end": (["all_to_all", "--ranks", "16", "--algo", "two_hop", "--copies", "inf"], "--copies: inf"),
     "steps in the switch": (["all_reduce", "--algo", "nvls", "--mode", "steps"], "nvls"),
 }
 
@@ -146,7 +168,6 @@ def test_a_link_without_bandwidth_is_told_not_timed():
     (["--set", "leaf.latency=1ms"], "leaf.latency=1ms counts for sends, exchanges and what else"),
     (["--seed", "5"], "--seed 5 changed nothing"),
     (["--root", "3"], "--root 3 changed nothing: all_reduce has no root"),
-    (["--copies", "3"], "--copies 3 changed nothing"),
 ])  # fmt: skip
 def test_a_knob_that_changed_nothing_is_said(emu, knob, reason):
     command = ("collective", "all_reduce", "--ranks", "16", *knob)

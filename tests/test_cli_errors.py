@@ -12,7 +12,7 @@ import pytest
 
 from emulator.cli import main
 from emulator.trace import io
-from emulator.trace.schema import Group, PerRank
+from emulator.trace.schema import Group, Op, PerRank
 from tests.jobs import collective, compute, job, recv, send, wait
 
 GATHER = collective(1, "all_gather", "dp", 64)
@@ -101,6 +101,24 @@ CASES = {
     "no collective": (op(collective=None), "collective"),
     "dependency on nothing": (op(deps=[77]), "77"),
     "dependency cycle": (op(deps=[2]), "cycle"),
+    "a host_sync that waits for what comes after it": (
+        ranks_of([Op(id=1, kind="host_sync", deps=[0]), compute(0, 1e-3)], axes={"dp": 1}), "op 1: a cycle",
+    ),
+    "an op that waits for a later host_sync": (
+        ranks_of([compute(0, 1e-3, deps=[1]), Op(id=1, kind="host_sync")], axes={"dp": 1}), "depends on host_sync 1",
+    ),
+    "a flag in a table of numbers": (
+        compute_op(duration={"axes": ["dp"], "values": [1e-3, True, 1, 1]}), "duration is not a regular table",
+    ),
+    "ops of no length": (compute_op(duration=0.0) | {"groups": {"dp": {"ranks": [[0], [1], [2], [3]]}}},
+                         "the step takes no time: all its ops last 0 s"),
+    "no ops at all": (document(programs=[{"ops": []}]), "takes no time: the trace has no op"),
+    "a batch that is waited for in its middle": (
+        ranks_of(
+            [send(0, 1, 8, batch=1), send(1, 1, 8), send(2, 1, 8, batch=1)],
+            [recv(0, 0, 8), recv(1, 0, 8), recv(2, 0, 8)], axes={"dp": 2},
+        ), "programs[0] op 0: a cycle of dependencies (ops 0, 1)",
+    ),
     "op id twice": (op(id=0), "twice"),
     "mesh of 0": (document(mesh={"axes": ["dp"], "shape": [0]}), "mesh.shape"),
     "too few ranks": (document(ranks=[[3, 0]]), "3 ranks"),
@@ -290,6 +308,9 @@ COMMANDS = {
     "result that is none": (["view", "good.json", "--plain"], "good.json"),
     "no result": (["report", "nowhere.json"], "nowhere.json"),
     "not a time": (["view", "good.json", "--plain", "--from", "soon"], "soon"),
+    "unknown flag of a proof": (["verify", "--collective", "all_reduce", "--bogus", "3"], "No such option: --bogus"),
+    "a proof of nothing": (["verify"], "emu: verify: give a trace"),
+    "a send to itself": (["verify", "--collective", "send", "--ranks", "3"], "--ranks: a send has two members"),
     "topology that is none": (["topo", "show", "moebius"], "moebius"),
 }  # fmt: skip
 
@@ -331,7 +352,7 @@ def test_deadlock_is_exit_code_1(emu, tmp_path):
     io.write(job({"dp": 2}, program("a", "b"), program("b", "a"), groups=groups), tmp_path / "stuck.json")
     code, _, err = emu("run", "--trace", "stuck.json")
     assert code == 1
-    assert "rank 0" in err
+    assert err.startswith("emu: stuck.json: the replay cannot go on: rank 0 in collective on group 'a' (op 0, row 0)")
     assert "rank 1" in err
     assert len(err.splitlines()) == 1
 

@@ -120,7 +120,7 @@ def test_several_topologies_are_compared_and_kept(emu, tmp_path):
     [
         (["--straggler", "99:2"], "rank 99"),
         (["--straggler", "fast"], "RANK:FACTOR"),
-        (["--straggler", "1:2", "--straggler", "1:3"], "a rank is named twice"),
+        (["--straggler", "1:2", "--straggler", "1:3"], "two factors for rank 1: 2 and 3"),
         (["--straggler", "1:1e300"], "--straggler: '1:1e300': the factor is beyond any machine"),
         (["--degrade", "gpu0-leaf0:1e-300"], "--degrade: 'gpu0-leaf0:1e-300': the factor is beyond any machine"),
         (["--degrade", "gpu0-gpu1:0.5"], "--degrade: gpu0-gpu1: no link joins gpu0 and gpu1"),
@@ -131,6 +131,13 @@ def test_several_topologies_are_compared_and_kept(emu, tmp_path):
         (["--topo", "fattree", "--topo", "fattree"], "twice"),
         (["--topo", "fattree", "--topo", "fiber", "--json", "r.json"], "folder"),
         (["--jobs", "0"], "--jobs"),
+        (["--straggler", "5:1.5", "--straggler", "5:2"], "two factors for rank 5: 1.5 and 2"),
+        (["--chip-share", "NIC=0.1,nic=0.2"], "two shares for NIC"),
+        (["--algo", "=ring"], "unknown collective ''"),
+        (["--algo", "ring/"], "unknown algorithm 'ring/'"),
+        (["--algo", "ring,"], "unknown algorithm ''"),
+        (["--algo", "ring,tree"], "two algorithms for all collectives"),
+        (["--algo", "all_reduce=ring,AllReduce=tree"], "two algorithms for all_reduce"),
     ],
 )
 def test_wrong_options_are_one_line(emu, arguments, reason):
@@ -147,3 +154,15 @@ def test_a_degraded_link_that_still_cannot_be_filled_is_said(emu, tmp_path):
     assert [text for text in warnings(emu, *degraded) if "cannot fill what is left of it" in text]
     assert step(emu, *degraded) == pytest.approx(step(emu, *wide), rel=1e-12)
     assert step(emu, *wide, "--degrade", "leaf0-spine0:0.1") > step(emu, *wide)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("json", "reason"), [("v.json", "t.json: holds no tensors to execute it with"), ("-", "--verify: its findings")]
+)
+def test_what_cannot_be_verified_is_not_replayed(emu, tmp_path, json, reason):
+    pytest.importorskip("torch")
+    code, out, err = emu("--verify", "--json", json)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"emu: {reason}")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]

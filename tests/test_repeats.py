@@ -35,6 +35,14 @@ def test_a_pipeline_of_many_microbatches(tmp_path, stages, microbatches):
     assert short.folding.op_executions < 4000
 
 
+@pytest.mark.parametrize("repeats", [1, 100, 10**12])
+def test_an_empty_block_does_nothing_however_often(tmp_path, repeats):
+    trace = job({"dp": 2}, [BlockUse("nothing", repeats, {"layer": "0+1"}), compute(0, 1e-3)], blocks={"nothing": []})
+    assert not list(faults(trace))
+    found = replay(trace, star(tmp_path, 2))
+    assert (found.step_seconds, found.folding.op_executions_represented) == (1e-3, 2)
+
+
 def test_the_steady_state_of_uneven_stages(tmp_path):
     trace = pipeline(4, 300)
     for stage, factor in enumerate([1.0, 1.7, 1.2, 0.9]):

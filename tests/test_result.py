@@ -89,6 +89,15 @@ def column(field: str, change: Any) -> bytes:
     return json.dumps(document).encode()
 
 
+def entry(part: str, **keys: Any) -> bytes:
+    """The first entry of a list, or its partition, changed."""
+    document = json.loads(io.encode(fsdp_result()))
+    target = document["ranks"][0]["partition"] if part == "partition" else document[part][0]
+    assert set(keys) <= set(target)
+    target.update(keys)
+    return json.dumps(document).encode()
+
+
 @pytest.mark.parametrize(("data", "place", "reason"), [
     (b"", "", "empty"),
     (b"\x80\x02\x00", "", "not valid"),
@@ -102,12 +111,33 @@ def column(field: str, change: Any) -> bytes:
     (changed(step_seconds="fast"), "step_seconds", "expected `float`"),
     (changed(step_seconds=None), "step_seconds", "expected `float`"),
     (changed(step_seconds=-1.0), "step_seconds", "not a time"),
+    (changed(step_seconds=1e300), "step_seconds", "but the timeline ends"),
+    (changed(step_seconds=0.01), "timeline[0].end", "is later than the end of the step shown"),
+    (changed(mfu=-5), "mfu", "-5 is negative"),
+    (changed(world_size=7), "world_size", "7, but the rank classes have 64"),
+    (changed(world_size=10**30), "world_size", "is too large"),
+    (changed(omitted=[{"at_seconds": 0.01, "period_seconds": 1e9, "count": 1}]), "omitted", "longer than the step"),
+    (entry("links", capacity_bytes_per_second=-1), "links[0].capacity_bytes_per_second", "-1 is negative"),
+    (entry("collectives", count=-3), "collectives[0].count", "-3 is negative"),
+    (entry("partition", host_seconds=1e30), "ranks[0].partition", "its parts make 1e+30 s"),
+    (entry("ranks", count=63), "ranks[0].count", "'0-63' are not as many"),
+    (entry("ranks", ranks="zero"), "ranks[0].ranks", "not a list of ranks"),
+    (entry("ranks", ranks="64-127"), "ranks[0].ranks", "rank 127 is outside the world of 64"),
+    (entry("ranks", ranks="0-62,7"), "ranks[0].ranks", "rank 7 is in two"),
+    (column("ready", lambda c: [None, *c[1:]]), "timeline[0].ready", "a number is missing"),
+    (column("transfer_start", lambda c: [-1, *c[1:]]), "timeline[0].transfer_start", "-1 is negative"),
+    (column("held_by", lambda c: [-3, *c[1:]]), "timeline[0].held_by", "-3 is negative"),
     (changed(ranks=[]), "timeline[0].rank_class", "0 is not one of the 0"),
     (changed(programs=[]), "ranks[0].program", "0 is not one of the 0"),
     (column("end", lambda c: c[1:]), "timeline[0].end", "values where"),
     (column("end", lambda c: [None, *c[1:]]), "timeline[0].end", "missing"),
     (column("end", lambda c: [-1, *c[1:]]), "timeline[0].end", "ends before it starts"),
-    (column("end", lambda c: ["x", *c[1:]]), "timeline[0].end", "could not convert"),
+    (column("end", lambda c: ["x", *c[1:]]), "timeline[0].end", "value 0 is 'x', not a number"),
+    (column("end", lambda c: [True, *c[1:]]), "timeline[0].end", "value 0 is True, not a number"),
+    (column("end", lambda c: [*c[:-1], 10**400]), "timeline[0].end", "is too large"),
+    (column("arrived_last", lambda c: [c[0], 10**30]), "timeline[0].arrived_last", "value 1, 1000"),
+    (column("held_by", lambda c: [1e308, *c[1:]]), "timeline[0].held_by", "value 0 is 1e+308, not an integer"),
+    (column("op", lambda c: [None, *c[1:]]), "timeline[0].op", "value 0 is null, not an integer"),
     (column("end", lambda c: [c]), "timeline[0].end", "flat list"),
     (column("end", lambda c: 7), "timeline[0].end", "list of numbers"),
     (column("op", lambda c: [99, *c[1:]]), "timeline[0].op", "99 is not one of the"),
@@ -136,6 +166,18 @@ def test_bad_columns_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damag
     with pytest.raises(InputError) as caught:
         io.read(tmp_path / "r.json")
     assert "r.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("array", "reason"), [
+    (np.array([0.5]), "holds float64, not int64"),
+    (np.array([[1]]), "flat list"),
+])  # fmt: skip
+def test_an_array_of_another_kind(tmp_path: Path, array: np.ndarray[Any, Any], reason: str) -> None:
+    (tmp_path / "r.json").write_bytes(column("op", lambda _: "mine"))
+    np.savez(tmp_path / "r.json.spans.npz", mine=array)
+    with pytest.raises(InputError, match=reason) as caught:
+        io.read(tmp_path / "r.json")
+    assert caught.value.place == "timeline[0].op"
 
 
 def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ YAML_FAULTS = {
     "empty": ("", "is empty"),
     "not a mapping": ("- 1", "mapping"),
     "cut": ("name: [", "did not find"),
+    "a key twice": ("name: x\nlevels:\n  node: {size: 4}\n  node: {size: 8}", "line 4: 'node' is given twice"),
     "tab": ("name: x\nlevels:\n\tnode: {}", "cannot start any token"),
     "no levels": ("name: x\ndescription: x\n", "missing required field `levels`"),
     "no level": ("name: x\ndescription: x\nlevels: {}", "no level"),

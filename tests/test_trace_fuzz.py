@@ -13,9 +13,9 @@ from emulator.api import run
 from emulator.errors import EmuError, InputError
 from emulator.replay.simulate import Options
 from emulator.trace import io
-from emulator.trace.check import load
-from emulator.trace.schema import Attention, BlockUse, Group, PerRank
-from tests.jobs import collective, compute, job, recv, send, wait
+from emulator.trace.check import faults, load
+from emulator.trace.schema import Attention, BlockUse, Group, Op, PerRank
+from tests.jobs import collective, compute, job, recv, replay, send, star, wait
 
 ATTENTION = Attention(batch=1, heads=4, kv_heads=2, head_dim=8, query_length=16, key_length=16, causal=True)
 
@@ -119,3 +119,42 @@ def test_a_changed_trace_is_refused_or_runs(tmp_path_factory, document):
 def test_the_document_that_is_changed_runs(tmp_path):
     (tmp_path / "t.json").write_bytes(msgspec.json.encode(GOOD))
     assert run(load(tmp_path / "t.json"), "fattree").step_seconds > 0
+
+
+KINDS = ("compute", "wait", "host_sync", "collective", "send", "recv")
+
+
+def facing(steps, rank):
+    """A program of two ranks that face each other: where one sends the other receives."""
+    ops = []
+    for i, (kind, deps, stream, batch) in enumerate(steps):
+        if kind == "collective":
+            ops.append(collective(i, "all_reduce", "dp", 8, stream=stream, deps=deps))
+        elif kind in ("send", "recv"):
+            made = send if (kind == "send") == (rank == 0) else recv
+            ops.append(made(i, 1 - rank, 8, stream=stream, deps=deps, batch=batch))
+        else:
+            ops.append(Op(id=i, kind=kind, stream=stream, deps=deps, duration=1e-3 if kind == "compute" else None))
+    return ops
+
+
+@given(
+    st.integers(1, 7).flatmap(
+        lambda count: st.lists(
+            st.tuples(
+                st.sampled_from(KINDS),
+                st.lists(st.integers(0, count - 1), max_size=2),
+                st.sampled_from("ab"),
+                st.sampled_from([None, None, 1, 2]),
+            ),
+            min_size=count,
+            max_size=count,
+        )
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_a_trace_without_faults_runs_to_its_end(tmp_path_factory, steps):
+    """Whatever waits for what: ranks that agree in their order stop only where one of them waits for itself."""
+    trace = job({"dp": 2}, facing(steps, 0), facing(steps, 1))
+    if not list(faults(trace)):
+        replay(trace, star(tmp_path_factory.getbasetemp(), 2))

@@ -35,7 +35,7 @@ def record_command(
     """
     require_torch()
     if nproc is not None and world is not None:
-        raise InputError("give --nproc (real processes) or --world (a fake world), not both", source="emu record")
+        raise InputError("give --nproc (real processes) or --world (a fake world), not both", source="record")
     if with_state and world is not None:
         raise InputError("a fake world has no tensors to keep", source="--with-state", remedy="record with --nproc")
     for option, value in (("--nproc", nproc), ("--world", world)):

@@ -16,6 +16,7 @@ from emulator.outputs import JSON, Output, check_outputs
 _LARGEST = 2.0**53  # bytes: as many as a float counts one by one
 
 if TYPE_CHECKING:
+    from emulator.network.maxmin import Ints
     from emulator.network.measure import Row
     from emulator.topology.graph import Topology
 
@@ -75,12 +76,16 @@ def collective(
     name = canonical(kind)
     if name not in COLLECTIVES:
         raise InputError(f"unknown collective {kind!r}", source="KIND", remedy=f"known: {', '.join(COLLECTIVES)}")
+    _check(name, ranks, root)
     topology = load(topo, ranks=ranks, overrides=overrides, seed=seed)
-    asked, _, protocol = algo.partition("/")
+    asked, slash, protocol = algo.partition("/")
+    if slash and not protocol:
+        raise InputError(f"{algo!r} names no protocol", source="--algo", remedy="for example --algo ring/LL")
+    algorithm = canonical(asked) + slash + protocol
     members = placement.place(place, topology, ranks, seed=seed or 0)
-    algorithm = "/".join(filter(None, (canonical(asked), protocol)))
+    _check_copies(copies, algorithm, topology, members)
     rows = measure(topology, members, name, sizes, algorithm=algorithm, mode=mode, root=root, copies=copies)
-    warnings = [*topology.findings, *_idle(name, rows, topology, overrides, place, seed, root, copies)]
+    warnings = [*topology.findings, *_idle(name, rows, topology, overrides, place, seed, root)]
     if json is not None:
         about = {"topology": topology.name, "built": topology.built, "mode": mode}
         text = _document(rows, warnings, collective=name, ranks=ranks, **about)
@@ -102,6 +107,28 @@ def collective(
             out.print(listing(several(len(warnings), "warning"), warnings))
 
 
+def _check(kind: str, ranks: int, root: int) -> None:
+    if ranks == 1:
+        raise InputError("a group of one moves nothing: there is no time to tell", source="--ranks")
+    if kind == "send" and ranks != 2:
+        raise InputError(f"a send has two members, not {ranks:,}", source="--ranks")
+    if root >= ranks:
+        raise InputError(f"{root:,} is not a member of a group of {ranks:,}: they count from 0", source="--root")
+
+
+def _check_copies(copies: float, algorithm: str, topology: Topology, members: Ints) -> None:
+    import numpy as np  # noqa: PLC0415
+
+    from emulator.network.layout import layout  # noqa: PLC0415
+
+    if not copies >= 1:
+        raise InputError(f"{copies:g} copies: 1 is the least", source="--copies")
+    if copies > 1 and not algorithm.startswith("two_hop"):
+        raise InputError("only two_hop sends copies", source="--copies", remedy="add --algo two_hop")
+    if copies > 1 and copies > (most := int(np.unique(layout(topology, members).domains, return_counts=True)[1].max())):
+        raise InputError(f"{copies:g} copies: a server has {most:,} members of the group", source="--copies")
+
+
 def _bytes(text: str, option: str) -> float:
     from emulator.units import parse_bytes  # noqa: PLC0415
 
@@ -113,7 +140,9 @@ def _bytes(text: str, option: str) -> float:
         raise InputError(f"a size must not be negative, got {text!r}", source=option)
     if amount > _LARGEST:
         raise InputError(f"a size beyond any machine (more than 2^53 bytes), got {text!r}", source=option)
-    return amount
+    if abs(amount - round(amount)) > 1e-9 * amount:
+        raise InputError(f"{text!r} is not a whole number of bytes", source=option)
+    return float(round(amount))
 
 
 def _sizes(sweep: str) -> list[float]:
@@ -131,7 +160,7 @@ def _sizes(sweep: str) -> list[float]:
 
 def _idle(
     collective: str, rows: Sequence[Row], topology: Topology, overrides: Mapping[str, str], place: str,
-    seed: int | None, root: int, copies: float,
+    seed: int | None, root: int,
 ) -> Iterator[str]:  # fmt: skip
     """Knobs that changed nothing."""
     from emulator.caveats import latency_caveat  # noqa: PLC0415
@@ -145,8 +174,6 @@ def _idle(
         yield f"--seed {seed} changed nothing: neither placement nor routing is drawn at random"
     if root and collective not in ROOTED:
         yield f"--root {root} changed nothing: {collective} has no root"
-    if copies != 1 and all(row.algorithm != "two_hop" for row in rows):
-        yield f"--copies {copies:g} changed nothing: only two_hop sends one copy for several members"
 
 
 def _document(rows: Sequence[Row], warnings: Sequence[str], **about: str | int) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from emulator.cli.options import console, parse_overrides, progress, topology_file, trace_file
 from emulator.errors import InputError
 from emulator.outputs import JSON, Output, check_outputs
+
+if TYPE_CHECKING:
+    from emulator.verify.recorded import Recorded
 
 
 def run(
@@ -93,6 +96,7 @@ def _run_one(
     job: dict[str, Any], topo: str, json: str | None, perfetto: str | None, width: int | None, verify: bool
 ) -> None:
     check_outputs([Output("--json", json, JSON, printed=True), Output("--perfetto", perfetto, JSON)], _read(job, topo))
+    recorded = _recorded(job["trace"], json) if verify else None
     from emulator.api import run as replay  # noqa: PLC0415
     from emulator.result.io import write  # noqa: PLC0415
 
@@ -111,11 +115,26 @@ def _run_one(
         out.print(render(result, width=out.width))
         if json is None and not verify:
             print("\nKeep it with --json FILE, then `emu view FILE` shows the timeline.")
-    if verify:
+    if recorded is not None:
         from emulator.cli.verify import show as show_proof  # noqa: PLC0415
         from emulator.verify.trace import verify_result  # noqa: PLC0415  (torch)
 
-        show_proof(verify_result(job["trace"], result), None, width)
+        show_proof(verify_result(recorded, result), None, width)
+
+
+def _recorded(trace: str, json: str | None) -> Recorded:
+    """The trace with what is needed to execute it: whether it can be is known before the replay."""
+    if json == "-":
+        raise InputError(
+            "its findings would stand behind the document that --json - prints", source="--verify",
+            remedy="write the result into a file: --json FILE",
+        )  # fmt: skip
+    from emulator.verify.command import require_torch  # noqa: PLC0415
+
+    require_torch("--verify")
+    from emulator.verify.recorded import read_recorded  # noqa: PLC0415  (torch)
+
+    return read_recorded(trace)
 
 
 def _read(job: dict[str, Any], *topologies: str) -> dict[str, str | Path | None]:

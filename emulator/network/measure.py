@@ -12,7 +12,7 @@ import numpy as np
 from emulator.errors import InputError
 from emulator.network import collectives
 from emulator.network.bind import BoundPhase, Fabric
-from emulator.network.choose import AUTO, Way, place_all, ways
+from emulator.network.choose import AUTO, Way, fastest_of, place_all, ways
 from emulator.network.clock import Clock
 from emulator.network.collectives import Step
 from emulator.network.fluid import Network
@@ -20,13 +20,17 @@ from emulator.network.layout import Layout, layout
 from emulator.network.maxmin import Ints
 from emulator.network.steps_player import play
 
+Placed = list[tuple[Way, tuple[BoundPhase, ...]]]
 _MESSAGES = 2_000_000  # more than so many flows one by one are refused
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement: S = ``bytes`` in ``seconds``. ``chosen``: what ``auto`` takes at this size; ``protocol``: empty
-    where none is modelled; ``algbw`` and ``busbw`` (bytes/s): None where no byte moves."""
+    """One measurement: S = ``bytes`` in ``seconds``.
+
+    ``chosen``: what ``auto`` takes at this size (None: not weighed, as one was asked for). ``protocol``: empty where
+    none is modelled. ``algbw`` and ``busbw`` (bytes/s): None where no byte moves.
+    """
 
     algorithm: str
     protocol: str
@@ -34,7 +38,7 @@ class Row:
     seconds: float
     algbw: float | None
     busbw: float | None
-    chosen: bool
+    chosen: bool | None
 
 
 def measure(
@@ -54,20 +58,23 @@ def measure(
         sizes = [0.0]
     group = np.asarray(members, dtype=np.int64)
     where = layout(fabric, group)
-    if mode == "steps":
-        return list(chain.from_iterable(_by_steps(fabric, group, where, collective, sizes, algorithm, root)))
-    if mode != "phases":
+    if mode not in ("phases", "steps"):
         raise InputError(f"unknown mode {mode!r}", source="--mode", remedy="known: phases, steps")
-    weighed = ways(fabric, collective, where, root=root, copies=copies)
-    asked = [
-        way
-        for name in _asked(fabric, collective, where, algorithm)
-        for way in ways(fabric, collective, where, name, root=root, copies=copies)
-    ]
-    names = {way.name for way in weighed}
     with np.errstate(divide="ignore", invalid="ignore"):  # a link of no bandwidth: told by _rows
+        weighed: Placed = []  # to weigh all takes long in large groups
+        if algorithm == AUTO:
+            offered = ways(fabric, collective, where, root=root, copies=copies)
+            weighed = place_all(fabric, group[np.newaxis], offered)
+        if mode == "steps":
+            every = _by_steps(fabric, group, where, collective, sizes, algorithm, root, weighed)
+            return list(chain.from_iterable(every))
+        asked = [
+            way
+            for name in _asked(fabric, collective, where, algorithm)
+            for way in ways(fabric, collective, where, name, root=root, copies=copies)
+        ]
         placed = place_all(fabric, group[np.newaxis], asked)
-        return [row for size in sizes for row in _rows(placed, names, collective, len(group), size)]
+        return [row for size in sizes for row in _rows(placed, weighed, collective, len(group), size)]
 
 
 def _asked(fabric: Fabric, collective: str, where: Layout, algorithm: str) -> list[str]:
@@ -78,9 +85,7 @@ def _asked(fabric: Fabric, collective: str, where: Layout, algorithm: str) -> li
     )
 
 
-def _rows(
-    placed: list[tuple[Way, tuple[BoundPhase, ...]]], weighed: set[str], collective: str, n: int, size: float
-) -> list[Row]:
+def _rows(placed: Placed, weighed: Placed, collective: str, n: int, size: float) -> list[Row]:
     """The fastest way of every algorithm for one size, in order of preference."""
     best: dict[str, tuple[float, Way]] = {}
     for way, bound in placed:
@@ -89,23 +94,23 @@ def _rows(
             raise InputError(f"{collective} never ends: a link between its members has no bandwidth")
         if way.algorithm not in best or seconds < best[way.algorithm][0]:
             best[way.algorithm] = (seconds, way)
-    allowed = [(seconds, way) for seconds, way in best.values() if way.name in weighed]
-    chosen = None
-    if len(best) > 1 and allowed:
-        least = min(seconds for seconds, _ in allowed)
-        chosen = next(way for seconds, way in allowed if seconds <= least * (1 + 1e-9))
-    return [_row(way, collective, n, size, seconds, chosen=way is chosen) for seconds, way in best.values()]
+    taken = fastest_of(weighed, size)[0].name if weighed else None
+    return [
+        _row(way, collective, n, size, seconds, chosen=None if taken is None else way.name == taken)
+        for seconds, way in best.values()
+    ]
 
 
-def _row(way: Way, collective: str, n: int, size: float, seconds: float, *, chosen: bool) -> Row:
+def _row(way: Way, collective: str, n: int, size: float, seconds: float, *, chosen: bool | None) -> Row:
     algbw = size / seconds if seconds > 0 and size > 0 else None
     busbw = None if algbw is None else algbw * collectives.bus_factor(collective, n)
     return Row(way.algorithm, way.protocol, size, seconds, algbw, busbw, chosen)
 
 
 def _by_steps(
-    fabric: Fabric, group: Ints, where: Layout, collective: str, sizes: Iterable[float], algorithm: str, root: int
-) -> Iterable[list[Row]]:
+    fabric: Fabric, group: Ints, where: Layout, collective: str, sizes: Iterable[float], algorithm: str, root: int,
+    weighed: Placed,
+) -> Iterable[list[Row]]:  # fmt: skip
     names = [
         name
         for name in _asked(fabric, collective, where, algorithm)
@@ -113,11 +118,14 @@ def _by_steps(
     ]
     for size in sizes:
         rows = []
+        taken = fastest_of(weighed, size)[0].algorithm if weighed else None
         for name in names:
             if collectives.switches_for(collective, name):
                 raise InputError(f"{name} has no steps to play: its switches add up and copy what passes")
             seconds = play_alone(fabric, group, where, collective, name, size, root=root)
-            rows.append(_row(Way(collective, name, ()), collective, len(group), size, seconds, chosen=False))
+            way = Way(collective, name, ())
+            chosen = None if taken is None else name == taken
+            rows.append(_row(way, collective, len(group), size, seconds, chosen=chosen))
         yield rows
 
 

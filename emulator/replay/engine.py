@@ -20,7 +20,7 @@ from emulator.network.clock import Clock
 from emulator.network.fluid import Network, Route, mark_private
 from emulator.network.sharing import Sharers
 from emulator.replay.chip import Chip, Pace
-from emulator.replay.deadlock import explain
+from emulator.replay.deadlock import StuckError
 from emulator.replay.programs import HOST
 from emulator.replay.state import Group, Node, ReadyPhase, SeveralAtOnce
 from emulator.replay.tables import Tables
@@ -148,7 +148,7 @@ class Engine:
         return groups
 
     def run(self) -> Run:
-        """Run to the end. Raises AnswerIsNo, naming who waits for whom, if the replay cannot go on."""
+        """Run to the end. Raises StuckError if the replay cannot go on."""
         for link, events in self.tables.link_events.items():
             for time, capacity in events:
                 self.clock.call_at(time, partial(self._change, link, capacity), FIRST)
@@ -156,7 +156,7 @@ class Engine:
             self.clock.process(self._host(node))
         self.clock.run()
         if self.finished < self.total:
-            raise explain(self.nodes, self.tables.node_name)
+            raise StuckError(self.nodes, self.tables.node_name)
         transfers = self._executions()
         return Run(
             nodes=[_times(node, transfers) for node in self.nodes],

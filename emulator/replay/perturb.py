@@ -78,6 +78,16 @@ def parse_straggler(text: str) -> tuple[int, float]:
     return int(rank), _factor(factor, text, "--straggler", "for example --straggler 17:1.5")
 
 
+def parse_stragglers(texts: Sequence[str]) -> dict[int, float]:
+    """Several ``RANK:FACTOR`` as {rank: factor}."""
+    found: dict[int, float] = {}
+    for rank, factor in map(parse_straggler, texts):
+        if rank in found:
+            raise InputError(f"two factors for rank {rank}: {found[rank]:g} and {factor:g}", source="--straggler")
+        found[rank] = factor
+    return found
+
+
 def parse_degrade(text: str, topology: Topology) -> LinkChange:
     """``LINK:FACTOR[@t1-t2]``, e.g. ``gpu3-leaf3:0.5@10ms-20ms``; LINK is ``a-b`` (both directions) or ``a>b``."""
     remedy = "for example --degrade 'gpu3-leaf3:0.5' or 'gpu3>leaf3:0.1@10ms-20ms'"
@@ -106,7 +116,7 @@ def parse_chip_share(text: str, topology: Topology) -> dict[str, float]:
     """``LINKS=K,...``, e.g. ``NVLink=0.1,NIC=0.05``: by the name of a level of links, the part of the chip that
     communication over them takes from what computes (0 to below 1).
     """
-    found = {}
+    found: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, given = part.partition("=")
         level = next((known for known in topology.level_names if known.lower() == name.strip().lower()), None)
@@ -115,6 +125,8 @@ def parse_chip_share(text: str, topology: Topology) -> dict[str, float]:
                 f"{topology.name} has no links {name!r}", source="--chip-share",
                 remedy=f"its links: {', '.join(topology.level_names) or 'none'}",
             )  # fmt: skip
+        if level in found:
+            raise InputError(f"two shares for {level}: {text!r}", source="--chip-share")
         try:
             found[level] = float(given)
         except ValueError:

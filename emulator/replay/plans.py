@@ -65,20 +65,22 @@ def parse_algorithms(text: str) -> dict[str, str]:
     """
     chosen: dict[str, str] = {}
     known = {kind: collectives.names(kind) for kind in collectives.COLLECTIVES}
-    for part in filter(None, text.split(",")):
-        given, _, name = part.rpartition("=")
+    for part in text.split(",") if text.strip() else ():
+        given, equals, name = part.rpartition("=")
         kind = collectives.canonical(given)
-        if kind and kind not in known:
+        if equals and kind not in known:
             raise InputError(f"unknown collective {given!r}; known: {', '.join(known)}", source="--algo")
         valid = {AUTO, *known[kind]} if kind else {AUTO}.union(*known.values())
-        algorithm, _, protocol = name.partition("/")
+        algorithm, slash, protocol = name.partition("/")
         algorithm = collectives.canonical(algorithm)
-        if algorithm not in valid:
+        if algorithm not in valid or bool(slash) != bool(protocol):
             raise InputError(f"unknown algorithm {name!r}; known: {', '.join(sorted(valid))}", source="--algo")
         if protocol and protocol not in PROTOCOLS:
             known_protocols = ", ".join(PROTOCOLS)
             raise InputError(f"{name}: no protocol {protocol!r}; known: {known_protocols}", source="--algo")
-        chosen[kind] = f"{algorithm}/{protocol}" if protocol else algorithm
+        if kind in chosen:
+            raise InputError(f"two algorithms for {kind or 'all collectives'}: {text!r}", source="--algo")
+        chosen[kind] = algorithm + slash + protocol
     return chosen
 
 

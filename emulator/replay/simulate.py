@@ -22,6 +22,7 @@ from emulator.replay.collect import (
     timelines,
 )
 from emulator.replay.columns import RowTimes
+from emulator.replay.deadlock import StuckError, explain
 from emulator.replay.engine import Engine, Run
 from emulator.replay.fold import Quotient, coloured, whole
 from emulator.replay.groups import build_groups
@@ -182,7 +183,10 @@ def _attempt(
     variants = build_variants(trace, unrolled, ops, job.seconds, factor)
     quotient, notes, touched = _quotient(trace, ops, variants, topology, options)
     tables = quotient.tables
-    run = Engine(tables, quotient.kin, progress, private_routes=options.private_routes).run()
+    try:
+        run = Engine(tables, quotient.kin, progress, private_routes=options.private_routes).run()
+    except StuckError as stuck:
+        raise explain(stuck, ops, job.name) from None
     times = [node_row_times(tables, run, node) for node in range(len(tables.node_variant))]
     return _Attempt(trace, cuts, ops, unrolled, variants, quotient, run, times, notes, touched)
 

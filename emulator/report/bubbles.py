@@ -10,6 +10,10 @@ collectives included, is
 - *drain* if so and the waiting rank is through with its work;
 - between two ops of the waiting rank, whatever kept that stage idle before, for as long as it was idle; the rest is
   *drain* where the waiting rank has no forward work left, else imbalance.
+
+Imbalance is never more than some stage has worked longer on its microbatches than the waiting rank does
+(:mod:`.excess`): even stages have backlogs too where an order of work lets them. What is beyond that is *fill* until
+the waiting rank has begun its backward work, then *drain*.
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ from math import fsum
 
 import numpy as np
 
+from emulator.report.excess import Excess
 from emulator.report.history import History, Place, Stretch
 from emulator.report.pieces import Pieces
 from emulator.result.schema import Bubble
 
 _DEPTH = 100  # stages that a delay is followed through, one after the other
+_NOBODY = -1
 CAUSES = ("fill", "drain", "imbalance", "transfer", "host")
 
 
@@ -50,11 +56,14 @@ def bubble_causes(history: History, pieces: Sequence[Pieces], phase: tuple[float
 def _causes(waits: _Waits, rank_class: int, pieces: Pieces, phase: tuple[float, float]) -> Bubble:
     seconds: dict[str, list[float]] = {cause: [] for cause in CAUSES}
     inside = np.clip(pieces.edges, *phase).tolist()
+    spent = 0.0  # imbalance so far
     for piece in np.flatnonzero(_lost(pieces)).tolist():
         low, high = inside[piece], inside[piece + 1]
         if high > low:
             following = waits.schedules[rank_class].next_after(high, waits.history.rounding)
-            for cause, share in waits.explain(rank_class, low, high, following).items():
+            found = waits.explain(rank_class, low, high, following, spent)
+            spent += found.get("imbalance", 0.0)
+            for cause, share in found.items():
                 seconds[cause].append(share * float(pieces.repeats[piece]))
     return Bubble(**{f"{cause}_seconds": fsum(values) for cause, values in seconds.items()})
 
@@ -71,26 +80,35 @@ class _Waits:
         self.history = history
         self.schedules = [Schedule.of(history, i) for i in range(len(history.ranks))]
         self._finish = _last_pipeline_op(history)
+        self._excess = Excess(history)
         self._depth = 0
         self._ways: dict[tuple[int, int | None], _Way] = {}
         self._late: dict[tuple[int, int], dict[str, float]] = {}
 
-    def explain(self, rank_class: int, low: float, high: float, following: int | None) -> dict[str, float]:
+    def explain(
+        self, rank_class: int, low: float, high: float, following: int | None, spent: float = 0.0
+    ) -> dict[str, float]:
         """Why a rank waited from ``low`` to ``high``: seconds by cause. ``following`` is its next op, as a position in
-        its schedule (None: it had none).
+        its schedule (None: it had none); ``spent``: seconds of imbalance that it waited before.
         """
         own = self.schedules[rank_class]
+        until = np.inf if following is None else own.starts[following]
+        left = max(0.0, self._excess.until(rank_class, until) - spent)
         found: dict[str, float] = {}
-        for start, end, doing, stage in self._way_from(rank_class, following).between(low, high):
+        for start, end, doing, stage in reversed(self._way_from(rank_class, following).between(low, high)):
+            even = own.even_cause(following, start)
             shares = {doing: end - start}
             if doing == "travel":
-                if following is None:
-                    shares = {"drain": end - start}
-                elif own.is_first(following):
-                    shares = {"fill": end - start}
+                if following is None or own.is_first(following):
+                    shares = {even: end - start}
                 else:
                     rest = "drain" if own.last_forward <= start else "imbalance"
                     shares = self._knock_on(stage, start, end - start, rest)
+            imbalance = shares.get("imbalance", 0.0)
+            if stage != _NOBODY and imbalance:
+                shares["imbalance"] = min(imbalance, left)
+                shares[even] = shares.get(even, 0.0) + imbalance - shares["imbalance"]
+                left -= shares["imbalance"]
             for cause, share in shares.items():
                 found[cause] = found.get(cause, 0.0) + share
         return found
@@ -177,6 +195,15 @@ class Schedule:
         """Whether an op is the first of its direction."""
         return self.starts[position] <= self.first[self.units[self.rows[position]][0]]
 
+    def even_cause(self, following: int | None, moment: float) -> str:
+        """What a wait at a moment is due to where all stages work equally long."""
+        if following is None:
+            return "drain"
+        if self.is_first(following):
+            return "fill"
+        backward = min((start for way, start in self.first.items() if way != "forward"), default=np.inf)
+        return "drain" if backward <= moment else "fill"
+
     def unit_at(self, moment: float, rounding: float) -> int:
         """Where the work on a microbatch begins that is done at a moment; -1 before the first op."""
         position = bisect_right(self.starts, moment + rounding) - 1
@@ -229,7 +256,7 @@ class _Way:
                 found.append((start, end, meaning, stretch.rank_class))
             at += 1
         if not found and high > low:  # the way does not reach this far up (a waiter held by rounding)
-            found.append((low, high, "imbalance", -1))
+            found.append((low, high, "imbalance", _NOBODY))
         return found
 
     def _read(self, until: float) -> None:

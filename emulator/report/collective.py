@@ -29,14 +29,14 @@ class Measured(Protocol):
     @property
     def busbw(self) -> float | None: ...
     @property
-    def chosen(self) -> bool: ...
+    def chosen(self) -> bool | None: ...
 
 
 def render(rows: Sequence[Measured], title: str, width: int) -> RenderableType:
     """The table. A star marks what auto takes."""
     columns = [
         Column("bytes", [f"{row.bytes:,.0f}" for row in rows]),
-        Column("algorithm", [row.algorithm + " *" * row.chosen for row in rows], left=True),
+        Column("algorithm", [row.algorithm + " *" * bool(row.chosen) for row in rows], left=True),
         Column("time", [figures.seconds(row.seconds) for row in rows]),
         Column("algbw", [_rate(row.algbw) for row in rows], rank=1),
         Column("busbw", [_rate(row.busbw) for row in rows]),

@@ -38,7 +38,7 @@ def _pyarrow() -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")  # an extra: nothing else needs it
     except ImportError:
         raise InputError(
-            "writing Parquet needs pyarrow", source="emu export", remedy="pip install 'emu-cluster[parquet]'"
+            "writing Parquet needs pyarrow", source="export", remedy="pip install 'emu-cluster[parquet]'"
         ) from None
 
 

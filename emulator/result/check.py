@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from emulator.errors import InputError
+from emulator.result.plausible import implausible
 from emulator.result.schema import RankClass, Result
 from emulator.result.tables import Labels, OpTable, Timeline
 
@@ -14,7 +15,9 @@ Column = np.ndarray[Any, Any]
 
 
 def check(result: Result, source: str) -> None:
-    """Raise InputError unless columns of one table are equally long and every number points at something."""
+    """Raise InputError unless columns of one table are equally long, every number points at something, and what adds up
+    does (:mod:`.plausible`).
+    """
     try:
         _positive("step_seconds", result.step_seconds)
         for i, table in enumerate(result.programs):
@@ -26,6 +29,8 @@ def check(result: Result, source: str) -> None:
             rows = len(result.programs[result.ranks[line.rank_class].program].flops)
             _check_timeline(place, line, rows)
         _check_rest(result)
+        for place, reason in implausible(result):
+            raise _Misfit(place, reason)
     except _Misfit as misfit:
         raise InputError(misfit.reason, source=source, place=misfit.place) from None
 

@@ -135,7 +135,10 @@ def _column_reader(path: Path) -> Callable[[Any, Any], Column]:
                 arrays.update(_unpack(beside))
             if value not in arrays:
                 raise ValueError(f"no array {value!r} in {beside}")
-            return np.ascontiguousarray(arrays[value], dtype=dtype)
+            column = arrays[value]
+            if not np.can_cast(column.dtype, dtype, "same_kind"):
+                raise ValueError(f"the array {value!r} in {beside} holds {column.dtype}, not {np.dtype(dtype)}")
+            return _flat(np.ascontiguousarray(column, dtype=dtype))
         return _list_only(dtype, value)
 
     return read_column
@@ -144,7 +147,27 @@ def _column_reader(path: Path) -> Callable[[Any, Any], Column]:
 def _list_only(dtype: Any, value: Any) -> Column:
     if not isinstance(value, list):
         raise ValueError("expected a list of numbers")
-    column = np.array(value, dtype=dtype)
+    numbers = {int} if np.issubdtype(dtype, np.integer) else {int, float, type(None)}
+    what = "an integer" if len(numbers) == 1 else "a number"
+    for i, entry in enumerate(value):
+        if isinstance(entry, list):
+            raise ValueError("expected a flat list of numbers")
+        if type(entry) not in numbers:
+            raise ValueError(f"value {i} is {_said(entry)}, not {what}")
+    try:
+        return _flat(np.array(value, dtype=dtype))
+    except OverflowError:
+        limits = np.iinfo(np.int64)
+        i, entry = next((i, e) for i, e in enumerate(value) if e is not None and not limits.min <= e <= limits.max)
+        raise ValueError(f"value {i}, {_said(entry)}, is too large") from None
+
+
+def _said(value: Any) -> str:
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 24 else f"{text[:20]}..."
+
+
+def _flat(column: Column) -> Column:
     if column.ndim != 1:
         raise ValueError("expected a flat list of numbers")
     return column

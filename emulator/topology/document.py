@@ -17,7 +17,10 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_yaml(path: Path, source: str) -> dict[str, Any]:
     """The mapping in a YAML file; ``source`` is what the user called it. Raises InputError."""
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+        loader = _LOADER(path.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        _refuse_doubles(root)
+        document = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise InputError(error.strerror or str(error), source=source) from None
     except (UnicodeDecodeError, yaml.reader.ReaderError):
@@ -28,6 +31,26 @@ def read_yaml(path: Path, source: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InputError("is empty" if document is None else "is not a mapping of keys to values", source=source)
     return document
+
+
+def _refuse_doubles(root: yaml.Node | None) -> None:
+    """Raise MarkedYAMLError at a key that a mapping has twice: the library would take the last."""
+    waiting, met = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in met or not isinstance(node, yaml.CollectionNode):
+            continue
+        met.add(id(node))  # an alias is the node that it names
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+            continue
+        keys: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in keys:
+                    raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+                keys.add(key.value)
+            waiting.append(value)
 
 
 def refusal(error: Exception, *, source: str, place: str = "", known: str = "") -> InputError:

@@ -1,5 +1,5 @@
 """Faults of a trace that can be seen without looking across ranks; those that need it are in :mod:`.match` and
-:mod:`.pairs`, those of single ops in :mod:`.check_op`.
+:mod:`.pairs`, those of single ops in :mod:`.check_op`, ops that wait for each other in :mod:`.cycles`.
 
 A fault is a place and a reason. ``emu trace check`` lists them all, ``load`` refuses a trace at the first.
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from emulator.errors import InputError
-from emulator.rows import offsets
 from emulator.trace import io
 from emulator.trace.check_op import number_reason, op_faults
-from emulator.trace.expand import TAGS, Rows, instance_value, length, templates, unroll
+from emulator.trace.cycles import cycle_faults
+from emulator.trace.expand import TAGS, instance_value, length, templates, unroll
 from emulator.trace.fault import Fault
 from emulator.trace.match import Sequences, collective_faults
 from emulator.trace.pairs import pair_faults
@@ -57,7 +57,7 @@ def faults(trace: Trace, source: str = "") -> Iterator[Fault]:
     ops = templates(trace).ops
     cyclic = False
     for p, program in enumerate(unrolled):
-        for fault in _cycle_faults(ops, trace.program_place(p), program):
+        for fault in cycle_faults(ops, trace.program_place(p), program):
             cyclic = True
             yield fault
     if not cyclic:
@@ -181,35 +181,3 @@ def _length_faults(trace: Trace) -> Iterator[Fault]:
             yield Fault(
                 f"programs[{p}]", f"{count:,} executions with all repeats; at most {_MAX_ROWS:,} can be replayed"
             )
-
-
-def _cycle_faults(ops: list[Op], place: str, program: Rows) -> Iterator[Fault]:
-    """Dependencies on earlier rows cannot form a cycle; only if one points forward the graph has to be walked."""
-    count = len(program)
-    owner = np.repeat(np.arange(count), np.diff(program.deps_ptr))
-    if not len(owner) or bool((program.deps < owner).all()):
-        return
-    sources, targets = [program.deps], [owner]
-    streams: dict[str, list[int]] = {}
-    for row, template in enumerate(program.template.tolist()):
-        if ops[template].kind not in ("send", "recv", "host_sync"):
-            streams.setdefault(ops[template].stream, []).append(row)
-    for members in streams.values():
-        sources.append(np.array(members[:-1], dtype=np.int64))
-        targets.append(np.array(members[1:], dtype=np.int64))
-    source, target = np.concatenate(sources), np.concatenate(targets)
-    order = np.argsort(source, kind="stable")
-    source, target = source[order], target[order]
-    ptr = offsets(np.bincount(source, minlength=count))
-    waiting = np.bincount(target, minlength=count)
-    ready = np.flatnonzero(waiting == 0).tolist()
-    while ready:
-        row = ready.pop()
-        for other in target[ptr[row] : ptr[row + 1]].tolist():
-            waiting[other] -= 1
-            if waiting[other] == 0:
-                ready.append(other)
-    stuck = np.flatnonzero(waiting > 0)
-    if len(stuck):
-        names = ", ".join(str(ops[program.template[row]].id) for row in stuck[:6].tolist())
-        yield Fault(f"{place} op {ops[program.template[stuck[0]]].id}", f"a cycle of dependencies (ops {names})")

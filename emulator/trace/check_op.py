@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -60,9 +61,15 @@ def _table_reason(trace: Trace, value: PerRank, parts: tuple[int, ...]) -> str:
         table = np.asarray(value.values)
     except ValueError:  # rows of different lengths
         table = np.empty(1, dtype=object)
-    if table.dtype.kind not in "iuf":
+    if table.dtype.kind not in "iuf" or _has_flags(value.values):
         return "is not a regular table of numbers"
     return "" if table.shape == expected else f"has values of shape {table.shape}, its axes make {expected}"
+
+
+def _has_flags(values: list[Any]) -> bool:
+    """Whether a table holds true or false, which NumPy takes for 1 and 0 among numbers."""
+    kinds = set(map(type, values))
+    return bool in kinds or (list in kinds and any(map(_has_flags, values)))
 
 
 def _reference_faults(trace: Trace, here: str, op: Op, home: str) -> Iterator[Fault]:

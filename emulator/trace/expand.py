@@ -232,6 +232,8 @@ def _unroll(trace: Trace, program: Program, known: Templates, index: int, unroll
         for use in items:
             assert isinstance(use, BlockUse)
             body = _body(trace, use, unroller)
+            if not body:  # nothing happens, however often
+                continue
             count = use.repeat
             first = row + np.arange(count, dtype=np.int64) * len(body)
             unroller.starts[use.block] = np.concatenate([unroller.starts[use.block], first])

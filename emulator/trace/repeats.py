@@ -38,11 +38,15 @@ class Cut:
 def shorten(trace: Trace, keep: int, span: int = 1) -> tuple[Trace, list[Cut]]:
     """The trace with about ``keep`` instances left in its long repeats, and what was cut (nothing: the trace itself).
 
-    A repeat is long if it has more than 2 x ``keep`` + ``span`` instances. Programs have to agree in how many long
-    repeats they have; the k-th of each is cut by the same number, a multiple of ``span``.
+    A repeat is long if it has more than 2 x ``keep`` + ``span`` instances of a block that is not empty. Programs have
+    to agree in how many long repeats they have; the k-th of each is cut by the same number, a multiple of ``span``.
     """
     long = [
-        [i for i, item in enumerate(program.ops) if isinstance(item, BlockUse) and item.repeat > 2 * keep + span]
+        [
+            i
+            for i, item in enumerate(program.ops)
+            if isinstance(item, BlockUse) and trace.blocks[item.block] and item.repeat > 2 * keep + span
+        ]
         for program in trace.programs
     ]
     if len({len(places) for places in long}) != 1 or not long[0]:

@@ -32,11 +32,13 @@ def verify_command(
 
     Raises InputError, with one line, if it cannot be run: then nothing is proved and nothing disproved.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise InputError("verifying needs torch", source="emu verify", remedy="pip install 'emu-cluster[torch]'")
+    require_torch("verify")
+    unknown = next((text for text in (target or "", *arguments) if text.startswith("-")), None)
+    if unknown is not None and not (target or "").endswith(".py"):
+        raise InputError(f"No such option: {unknown}", remedy="`emu verify --help` shows what it takes")
     if (target is None) == (collective is None):
         raise InputError(
-            "give a trace, a workload, or --collective", source="emu verify",
+            "give a trace, a workload, or --collective", source="verify",
             remedy="for example: emu verify --collective all_reduce --algo ring --ranks 4",
         )  # fmt: skip
     if not time_limit > 0:
@@ -51,13 +53,19 @@ def verify_command(
 
         return verify_strategy(target, arguments, steps=steps, time_limit=time_limit, progress=progress)
     if arguments:
-        raise InputError(f"a trace takes no {arguments[0]}", source="emu verify", remedy="see emu verify --help")
+        raise InputError(f"a trace takes no {arguments[0]}", source="verify", remedy="see emu verify --help")
     from emulator.verify.trace import verify_trace  # noqa: PLC0415
 
     return verify_trace(
         target, topologies=topologies or ("fattree",), device=device, algorithms=algorithms, lowering=lowering,
         overrides=overrides, seeds=range(1, orders + 1), time_limit=time_limit, progress=progress,
     )  # fmt: skip
+
+
+def require_torch(source: str) -> None:
+    """Raise InputError where there is no torch to execute anything with."""
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("verifying needs torch", source=source, remedy="pip install 'emu-cluster[torch]'")
 
 
 def _collective(
@@ -81,6 +89,8 @@ def _collective(
         raise InputError("a collective is proved on one topology at a time", source="--topo")
     if any(count < 0 for count in elements):
         raise InputError("must not be negative", source="--elements")
+    if collective == "send" and ranks != 2:
+        raise InputError(f"a send has two members, not {ranks}", source="--ranks")
     topology = load(topologies[0], ranks=ranks, overrides=overrides or {}) if topologies else None
     name = collective if collective == "all" else collectives.canonical(collective)
     return verify_collective(

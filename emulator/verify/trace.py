@@ -77,12 +77,11 @@ def verify_trace(
 
 
 def verify_result(
-    name: str, result: Result, *, time_limit: float = TIME_LIMIT, progress: Progress = lambda _text: None
+    recorded: Recorded, result: Result, *, time_limit: float = TIME_LIMIT, progress: Progress = lambda _text: None
 ) -> Report:
-    """Execute what a replay of the trace ``name`` just computed (``emu run --verify``). Raises InputError if the trace
-    has no state or the result is not of it."""
+    """Execute what a replay of this trace just computed (``emu run --verify``). Raises InputError if the result is not
+    of it."""
     watch = Stopwatch()
-    recorded = read_recorded(name)
     checks = prove_orders(recorded, [schedule_of(recorded, result)], seeds=(), time_limit=time_limit, progress=progress)
     facts: dict[str, str | int | float] = {"ranks": recorded.world, "topology": result.topology.name}
     return report(recorded.name, checks, facts, watch.total())
