@@ -164,7 +164,8 @@ def test_kinds_and_phases_add_up_to_their_lines(rank: tuple[list[Span], int]) ->
     assert exposure.wait.sum() == pytest.approx(found.exposed_wait_seconds, rel=1e-9, abs=1e-9)
     kinds = by_kind(made.programs[0], exposure)
     assert sum(k.wait_seconds for k in kinds) == pytest.approx(found.exposed_wait_seconds, rel=1e-9, abs=1e-9)
-    assert sum(by_phase(history, 0, pieces).values()) == pytest.approx(found.compute_seconds, rel=1e-9, abs=1e-9)
+    phases = by_phase(history, 0, pieces, pieces.lengths)
+    assert sum(phases.values()) == pytest.approx(found.compute_seconds, rel=1e-9, abs=1e-9)
     path = made.path
     assert path is not None
     assert float((path.end - path.start).sum()) == pytest.approx(made.step_seconds, rel=1e-9, abs=1e-12)

@@ -87,6 +87,14 @@ def test_slowed_time_is_part_of_compute(tmp_path):
     assert abs(ranks.partition.sum_minus_step_seconds) < 1e-9
 
 
+def test_slowed_time_is_told_by_phase(tmp_path):
+    """20 s at 3/4: 5 s of them are extra, 2.5 s in the 7.5 s of work of the forward that end at 10 s."""
+    kernels = [compute(1, 7.5, phase="forward"), compute(2, 50.0, phase="backward")]
+    ranks = result_of(job({"dp": 2}, [gather(0, 20 * GB), *kernels]), star(tmp_path, 2), 0.25).ranks[0]
+    assert ranks.slowed_phases == pytest.approx({"forward": 2.5, "backward": 2.5})
+    assert ranks.compute_phases == pytest.approx({"forward": 10, "backward": 52.5})
+
+
 def test_exposed_transfers_slow_nobody(tmp_path):
     trace = job({"dp": 2}, [gather(0, GB), wait(1, 0), compute(2, 1.0)])
     ranks = result_of(trace, star(tmp_path, 2), 0.5).ranks[0]

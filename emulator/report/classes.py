@@ -164,9 +164,16 @@ def _fractions(ranks: RankClass, step_seconds: float) -> dict[str, float]:
     found = ranks.partition
     if found is None or not step_seconds:
         return {"idle": 1.0}
-    phases = {phase: seconds for phase, seconds in ranks.compute_phases.items() if phase in COMPUTE}
+    slowed = ranks.slowed_phases
+    phases = {
+        phase: max(0.0, seconds - slowed.get(phase, 0.0))
+        for phase, seconds in ranks.compute_phases.items()
+        if phase in COMPUTE
+    }
     shares = {phase: phases[phase] for phase in COMPUTE if phases.get(phase)}
-    shares[""] = shares.get("", 0.0) + max(0.0, found.compute_seconds - sum(shares.values()))
+    rest = found.compute_seconds - found.slowed_seconds - sum(shares.values())
+    shares[""] = shares.get("", 0.0) + max(0.0, rest)
+    shares["slowed"] = found.slowed_seconds
     for name in ("exposed_transfer", "exposed_wait", "host"):
         shares[name] = getattr(found, f"{name}_seconds")
     shares = {name: seconds / step_seconds for name, seconds in shares.items()}

@@ -61,8 +61,8 @@ def by_kind(table: OpTable, exposure: Exposure, traits: Traits | None = None) ->
     return sorted(found, key=lambda entry: (-entry.transfer_seconds - entry.wait_seconds, entry.kind))
 
 
-def by_phase(history: History, rank_class: int, pieces: Pieces) -> dict[str, float]:
-    """Seconds of the compute line by phase; phases that compute at the same time share the instant equally."""
+def by_phase(history: History, rank_class: int, pieces: Pieces, seconds: Floats) -> dict[str, float]:
+    """``seconds`` of each piece of the compute line by phase; phases that compute at once share them equally."""
     rank = history.ranks[rank_class]
     spans, table = rank.spans, rank.table
     computes = spans.computes
@@ -73,8 +73,8 @@ def by_phase(history: History, rank_class: int, pieces: Pieces) -> dict[str, flo
         if rows.any():
             masks[phase] = covered(pieces.edges, spans.start[rows], end[rows])
     sharing = np.maximum(sum((mask.astype(np.int64) for mask in masks.values()), np.zeros(len(pieces.line))), 1)
-    lengths = pieces.lengths / sharing
-    return {phase: float(lengths[mask].sum()) for phase, mask in masks.items()}
+    shares = seconds / sharing
+    return {phase: float(shares[mask].sum()) for phase, mask in masks.items()}
 
 
 def _met(rank: RankHistory, ends: Floats, moments: list[float]) -> list[int]:

@@ -24,6 +24,7 @@ COMPUTE: dict[str, tuple[str, str, str]] = {
 
 BARS: dict[str, tuple[str, str, str]] = {
     **COMPUTE,
+    "slowed": ("S", "compute slowed by communication", "black on #cc79a7"),
     "exposed_transfer": ("T", "exposed transfer", "black on #e69f00"),
     "exposed_wait": ("W", "exposed wait", "black on #f0e442"),
     "host": ("H", "host", "white on #d55e00"),

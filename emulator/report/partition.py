@@ -13,7 +13,7 @@ from emulator.report.holding import spans_of
 from emulator.report.lateness import lateness
 from emulator.report.memory import memory_use
 from emulator.report.pieces import LINES, Pieces, cut, pipeline_phase
-from emulator.report.slowing import slowed_seconds
+from emulator.report.slowing import extra_time, slowed_seconds
 from emulator.report.traits import traits_of
 from emulator.result.schema import Partition, Result
 from emulator.result.tables import ComputeRate, OpTable, Timeline
@@ -44,7 +44,9 @@ def fill(result: Result) -> Result:
     rates = {rate.rank_class: rate for rate in result.compute_rates}
     for i, (ranks, table, piece) in enumerate(zip(result.ranks, tables, pieces, strict=True)):
         ranks.partition = _sum_up(piece, result.step_seconds, rates.get(i))
-        ranks.compute_phases = by_phase(history, i, piece)
+        ranks.compute_phases = by_phase(history, i, piece, piece.lengths)
+        if i in rates:
+            ranks.slowed_phases = by_phase(history, i, piece, extra_time(piece, rates[i]))
         exposures.append(expose(history, i, piece))
         ranks.exposed = by_kind(table, exposures[-1], traits[ranks.program])
         piped = phase is not None and traits[ranks.program].uses_peers

@@ -17,7 +17,13 @@ def lost(rate: ComputeRate, time: Floats) -> Floats:
     return np.asarray(until[at] + (1 - rate.rate[at]) * (time - rate.time[at]))
 
 
+def extra_time(pieces: Pieces, rate: ComputeRate) -> Floats:
+    """Seconds of each piece that are extra time: those it stands for, less the work done in them; 0 where nothing
+    computes.
+    """
+    return np.where(pieces.on("compute"), np.diff(lost(rate, pieces.edges)) * pieces.repeats, 0.0)
+
+
 def slowed_seconds(pieces: Pieces, rate: ComputeRate) -> float:
-    """The part of the compute line that is extra time: its length, less the work done in it."""
-    cost = np.diff(lost(rate, pieces.edges)) * pieces.repeats
-    return fsum(cost[pieces.on("compute")].tolist())
+    """The part of the compute line that is extra time."""
+    return fsum(extra_time(pieces, rate).tolist())

@@ -71,7 +71,8 @@ class Lateness(msgspec.Struct):
 class RankClass(msgspec.Struct):
     """Ranks that share one history. ``ranks`` is written as ranges ("0-7,16"); ``program`` is an op table.
 
-    ``compute_phases`` splits the compute line by phase ("" where an op has none).
+    ``compute_phases`` splits the compute line by phase ("" where an op has none), ``slowed_phases`` the part of it that
+    resident communication caused.
     """
 
     rank_class: int
@@ -83,6 +84,7 @@ class RankClass(msgspec.Struct):
     bubble_seconds: float | None = None  # pipeline ranks only
     bubble: Bubble | None = None
     compute_phases: dict[str, float] = {}
+    slowed_phases: dict[str, float] = {}
     exposed: list[ExposedKind] = []
     lateness: Lateness | None = None
 
