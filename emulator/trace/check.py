@@ -20,9 +20,8 @@ from emulator.trace.fault import Fault
 from emulator.trace.match import Sequences, collective_faults
 from emulator.trace.pairs import pair_faults
 from emulator.trace.repeats import shorten
-from emulator.trace.schema import BlockUse, Op, RanksByAxis, Trace
+from emulator.trace.schema import MAX_RANKS, BlockUse, Op, RanksByAxis, Trace
 
-_MAX_RANKS = 2**24
 _MAX_ROWS = 50_000_000  # executions of one program, written out
 _MAX_TAG = 2**53
 _KEPT_INSTANCES = 16
@@ -75,8 +74,8 @@ def _mesh_faults(trace: Trace) -> Iterator[Fault]:
     for axis, size in zip(axes, shape, strict=False):
         if size < 1:
             yield Fault("mesh.shape", f"axis {axis!r} has size {size}; at least 1 is needed")
-    if trace.world_size > _MAX_RANKS:
-        yield Fault("mesh.shape", f"{trace.world_size:,} ranks; at most {_MAX_RANKS:,} can be replayed")
+    if trace.world_size > MAX_RANKS:
+        yield Fault("mesh.shape", f"{trace.world_size:,} ranks; at most {MAX_RANKS:,} can be replayed")
     if not trace.programs:
         yield Fault("programs", "there is no program")
 

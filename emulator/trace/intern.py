@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from emulator.trace.decode import decode_item
 from emulator.trace.mesh import program_of_rank
-from emulator.trace.schema import BlockUse, Op, PerRank, Program, RanksByAxis, Trace
+from emulator.trace.schema import MAX_RANKS, BlockUse, Op, PerRank, Program, RanksByAxis, Trace
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
@@ -27,7 +27,6 @@ Floats = NDArray[np.float64]
 _SECONDS = (("host_seconds", b'"host_seconds":'), ("duration", b'"duration":'))
 _NUMBER = re.compile(rb"\s*(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?\s*")
 _MAX_KNOWN = 400_000  # texts remembered: a bound on memory where nothing is equal
-_MAX_RANKS = 2**24
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Interner:
 
     def _fits(self, trace: Trace) -> bool:
         """Does every rank have a program? (Else the checks will say so; here nothing can be merged.)"""
-        if not all(size > 0 for size in trace.mesh.shape) or trace.world_size > _MAX_RANKS:
+        if not all(size > 0 for size in trace.mesh.shape) or trace.world_size > MAX_RANKS:
             return False
         if isinstance(trace.ranks, RanksByAxis):
             extent = dict(zip(trace.mesh.axes, trace.mesh.shape, strict=False))

@@ -29,6 +29,7 @@ DTYPE_BYTES: dict[str, int] = {
 
 
 # Limits that the decoder itself enforces: far beyond any job, and safe to compute with in 64 bits.
+MAX_RANKS = 2**24  # of a mesh; more cannot be replayed
 Index = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
