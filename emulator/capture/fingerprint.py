@@ -11,7 +11,8 @@ import math
 
 import msgspec
 
-# Of the norm. Measured between vector widths (AVX-512, AVX2, none) on recorded steps: see docs/verify.md.
+# Of the norm. Between vector widths (AVX-512, AVX2, none) steps of a tiny model are 2.7e-15, 1.2e-6 and (bfloat16)
+# 2.4e-2 apart; larger models add up longer sums. float16 was not measured: its eps is an eighth of bfloat16's.
 CLOSE = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-3}
 NOT_FINITE = -1.0
 
