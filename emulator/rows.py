@@ -16,3 +16,13 @@ def offsets(lengths: NDArray[np.integer] | Sequence[int]) -> NDArray[np.int64]:
     ptr = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=ptr[1:])
     return ptr
+
+
+def owners(ptr: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The row of every entry."""
+    return np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
+
+
+def by_value(column: NDArray[np.int64], values: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each of the numbers 0 to ``values - 1`` stands in a column: a row of places, ascending, for each number."""
+    return offsets(np.bincount(column, minlength=values)), np.argsort(column, kind="stable")

@@ -14,6 +14,7 @@ from emulator.replay.programs import Items
 from emulator.replay.tables import Tables
 from emulator.result.schema import CollectiveUse, RankClass
 from emulator.result.tables import Labels, OpTable, Timeline
+from emulator.rows import by_value
 from emulator.trace.mesh import describe_ranks
 from emulator.trace.schema import Op, PerRank, RankNumber
 
@@ -123,8 +124,7 @@ def timelines(rank_class: int, table: OpTable, times: RowTimes) -> list[Timeline
 
 def rank_classes(node_class: Ints, table_of_node: list[int], flops: list[float]) -> list[RankClass]:
     """The classes with their ranks."""
-    order = np.argsort(node_class, kind="stable")
-    cuts = np.searchsorted(node_class[order], np.arange(len(table_of_node) + 1))
+    cuts, order = by_value(node_class, len(table_of_node))
     return [
         RankClass(
             rank_class=c, count=int(cuts[c + 1] - cuts[c]), ranks=describe_ranks(order[cuts[c] : cuts[c + 1]]),

@@ -11,6 +11,7 @@ from emulator.replay.engine import NodeTimes
 from emulator.replay.programs import Items
 from emulator.replay.variants import Variant
 from emulator.result.tables import HELD_BY_HOST, HELD_BY_START
+from emulator.rows import owners
 from emulator.trace.expand import Rows
 
 Floats = NDArray[np.float64]
@@ -35,7 +36,7 @@ def row_times(items: Items, variant: Variant, times: NodeTimes) -> RowTimes:
     rows: Rows = items.source
     count = len(rows)
     start, end = np.empty(count), np.empty(count)
-    item = np.repeat(np.arange(len(items)), np.diff(items.rows_ptr))
+    item = owners(items.rows_ptr)
     seconds = variant.row_seconds[items.rows]
     running = np.cumsum(seconds)
     first = items.rows_ptr[:-1]

@@ -23,7 +23,7 @@ from emulator.replay.chip import Chip, Pace
 from emulator.replay.deadlock import StuckError
 from emulator.replay.programs import HOST
 from emulator.replay.state import Group, Node, ReadyPhase, SeveralAtOnce
-from emulator.replay.tables import Tables
+from emulator.replay.tables import Tables, wait_for
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -121,7 +121,7 @@ class Engine:
         ptr = tables.phase_ptr.tolist()
         link, weight = tables.phase_link.tolist(), tables.phase_weight.tolist()
         start = tables.phase_start.tolist()
-        owner = np.repeat(np.arange(len(tables.group_kind)), np.diff(tables.phase_start)).tolist()
+        owner = tables.group_of_row.tolist()
         routes = [
             network.route(link[a:b], weight[a:b], group, rate)
             for (a, b), group, rate in zip(pairwise(ptr), owner, tables.phase_rate.tolist(), strict=True)
@@ -133,14 +133,15 @@ class Engine:
             for g in several:  # it does several things at once: no plain timeouts for it
                 uses += [(routes[row], "several") for row in range(start[g], start[g + 1])]
             mark_private(uses, changing=tables.link_events)
-        lines = list(zip(tables.phase_latency.tolist(), tables.phase_hidden.tolist(), strict=True))
+        latency, hidden = tables.phase_latency.tolist(), tables.phase_hidden.tolist()
         share = tables.group_share.tolist()
         groups = []
         for g, (kind, need) in enumerate(zip(tables.group_kind.tolist(), tables.group_need.tolist(), strict=True)):
             base = start[g]
             plans = {
                 use: tuple(
-                    ReadyPhase(routes[row], amount, _wait(lines[row], amount)) for row, amount in plan.rows(base)
+                    ReadyPhase(routes[row], amount, wait_for(latency[row], hidden[row], amount))
+                    for row, amount in plan.rows(base)
                 )
                 for use, plan in tables.kinds[kind].plans.items()
             }
@@ -325,11 +326,6 @@ class Engine:
                     node.chip.leave(item)
                 self._finish(node, item, node.items.queue[item])
         self._drain()
-
-
-def _wait(lines: tuple[list[float], list[float]], amount: float) -> float:
-    """Seconds before the first of ``amount`` bytes (:meth:`emulator.network.bind.BoundPhase.wait`)."""
-    return max(seconds - saved * amount for seconds, saved in zip(*lines, strict=True))
 
 
 def _concurrent_groups(tables: Tables) -> set[int]:

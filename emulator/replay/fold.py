@@ -20,7 +20,7 @@ from emulator.network.fluid import Route
 from emulator.replay.kin import Kin
 from emulator.replay.loads import Carriers, Loads, carriers_on, loads_of
 from emulator.replay.tables import Tables
-from emulator.rows import offsets
+from emulator.rows import offsets, owners
 from emulator.topology.hashing import mix
 
 Ints = NDArray[np.int64]
@@ -62,8 +62,7 @@ class Fold:
 
     def phase_bytes(self, full: Tables, of_class: Floats) -> Floats:
         """Bytes of every phase row of the full tables, from those of the classes."""
-        counts = np.diff(full.phase_start)
-        group = np.repeat(np.arange(len(counts)), counts)
+        group = full.group_of_row
         phase = np.arange(len(group)) - full.phase_start[:-1][group]
         rows = self.tables.phase_start[:-1][self.group_class[group]] + phase
         return np.asarray(of_class[rows], dtype=np.float64)
@@ -173,18 +172,14 @@ class _Edges:
 
 def _slot_of_entry(tables: Tables) -> tuple[Ints, Ints]:
     """For every entry of the rank-to-group table: its rank and its slot number."""
-    counts = np.diff(tables.node_slot_ptr)
-    node = np.repeat(np.arange(len(counts)), counts)
+    node = owners(tables.node_slot_ptr)
     return node, np.arange(len(node)) - tables.node_slot_ptr[:-1][node]
 
 
 def _group_phase_of_entry(tables: Tables) -> tuple[Ints, Ints]:
     """For every entry of the group-to-link table: its group and its phase there."""
-    phase_counts = np.diff(tables.phase_start)
-    group_of_phase = np.repeat(np.arange(len(phase_counts)), phase_counts)
-    entry_phase = np.repeat(np.arange(len(group_of_phase)), np.diff(tables.phase_ptr))
-    group = group_of_phase[entry_phase]
-    return group, entry_phase - tables.phase_start[:-1][group]
+    group = tables.group_of_row[tables.row_of_entry]
+    return group, tables.row_of_entry - tables.phase_start[:-1][group]
 
 
 def _latency_colour(tables: Tables) -> Ints:

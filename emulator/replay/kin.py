@@ -17,25 +17,10 @@ from numpy.typing import NDArray
 from emulator.network.routes import Route
 from emulator.network.sharing import Place
 from emulator.replay.tables import Tables
+from emulator.rows import by_value
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class _Index:
-    """The positions at which each value stands in a column."""
-
-    order: Ints
-    ptr: Ints
-
-    @staticmethod
-    def of(column: Ints, values: int) -> _Index:
-        order = np.argsort(column, kind="stable")
-        return _Index(order, np.searchsorted(column[order], np.arange(values + 1)))
-
-    def __getitem__(self, value: int) -> Ints:
-        return self.order[self.ptr[value] : self.ptr[value + 1]]
 
 
 @dataclass(frozen=True)
@@ -78,9 +63,10 @@ class Kin:
 
     def _on(self, real_link: int, kin: Mask) -> tuple[tuple[int, float], ...]:
         """Routes of kin on a real link with their weights there."""
-        entries = self._entries_on[real_link]
+        ptr, entries = self._entries_on
+        entries = entries[ptr[real_link] : ptr[real_link + 1]]
         entries = entries[kin[self._group_of_entry[entries]]]
-        groups, rows = self._group_of_entry[entries], self._row_of_entry[entries]
+        groups, rows = self._group_of_entry[entries], self.real.row_of_entry[entries]
         classes = self.group_class[groups]
         run_rows = self.run.phase_start[classes] + rows - self.real.phase_start[groups]
         weight_of = {  # phases of a group may share a route
@@ -99,7 +85,8 @@ class Kin:
         if group not in self._kin:
             mask = np.zeros(len(self.real.group_kind), dtype=bool)
             mask[group] = True
-            for entry in self._slots_of[group].tolist():
+            ptr, entries = self._slots_of
+            for entry in entries[ptr[group] : ptr[group + 1]].tolist():
                 node = int(np.searchsorted(self.real.node_slot_ptr, entry, side="right")) - 1
                 mask[self.real.node_slots[self.real.node_slot_ptr[node] : self.real.node_slot_ptr[node + 1]]] = True
             self._kin[group] = mask
@@ -109,32 +96,28 @@ class Kin:
     def _first_row(self) -> dict[int, tuple[int, int]]:
         """Of every route the first real group behind it, and that group's row."""
         first_of_class = _first(self.group_class, len(self.run.group_kind))
-        class_of_row = np.repeat(np.arange(len(self.run.group_kind)), np.diff(self.run.phase_start))
         found: dict[int, tuple[int, int]] = {}
         for run_row, route in enumerate(self.routes):
             if route.index not in found:
-                run_group = int(class_of_row[run_row])
+                run_group = int(self.run.group_of_row[run_row])
                 group = int(first_of_class[run_group])
                 row = int(self.real.phase_start[group] + run_row - self.run.phase_start[run_group])
                 found[route.index] = (group, row)
         return found
 
     @cached_property
-    def _row_of_entry(self) -> Ints:
-        return np.repeat(np.arange(len(self.real.phase_latency)), np.diff(self.real.phase_ptr))
-
-    @cached_property
     def _group_of_entry(self) -> Ints:
-        group_of_row = np.repeat(np.arange(len(self.real.group_kind)), np.diff(self.real.phase_start))
-        return group_of_row[self._row_of_entry]
+        return self.real.group_of_row[self.real.row_of_entry]
 
     @cached_property
-    def _entries_on(self) -> _Index:
-        return _Index.of(self.real.phase_link, len(self.real.capacity))
+    def _entries_on(self) -> tuple[Ints, Ints]:
+        """The entries of each link."""
+        return by_value(self.real.phase_link, len(self.real.capacity))
 
     @cached_property
-    def _slots_of(self) -> _Index:
-        return _Index.of(self.real.node_slots, len(self.real.group_kind))
+    def _slots_of(self) -> tuple[Ints, Ints]:
+        """The slots of nodes behind which each group is."""
+        return by_value(self.real.node_slots, len(self.real.group_kind))
 
 
 def _first(classes: Ints, count: int) -> Ints:

@@ -53,10 +53,10 @@ def loads_of(tables: Tables, phase_bytes: Floats, size: Ints | None = None, name
     """Loads from tables and the bytes of their phase rows. ``size``: how many links each link of the tables stands
     for; ``names``: the link of the topology that it is (both None: the tables are of all links)."""
     count = len(tables.capacity)
-    row = np.repeat(np.arange(len(tables.phase_latency)), np.diff(tables.phase_ptr))
-    carried: Floats = np.bincount(tables.phase_link, tables.phase_weight * phase_bytes[row], count).astype(np.float64)
+    moved = phase_bytes[tables.row_of_entry]
+    carried: Floats = np.bincount(tables.phase_link, tables.phase_weight * moved, count).astype(np.float64)
     used = np.flatnonzero(carried > 0)
-    users, sets = _users(tables, row, used)
+    users, sets = _users(tables, used)
     return Loads(
         link=used if names is None else names[used],
         bytes=carried[used],
@@ -66,11 +66,10 @@ def loads_of(tables: Tables, phase_bytes: Floats, size: Ints | None = None, name
     )
 
 
-def _users(tables: Tables, row: Ints, used: Ints) -> tuple[Ints, list[tuple[str, ...]]]:
+def _users(tables: Tables, used: Ints) -> tuple[Ints, list[tuple[str, ...]]]:
     """Which groups are on each of the ``used`` links: a number per link, and the names for each number."""
     names, name_of_kind = np.unique([kind.name for kind in tables.kinds] or [""], return_inverse=True)
-    group = np.repeat(np.arange(len(tables.group_kind)), np.diff(tables.phase_start))
-    name = name_of_kind.ravel()[tables.group_kind[group]][row]
+    name = name_of_kind.ravel()[tables.group_kind[tables.group_of_row]][tables.row_of_entry]
     number = np.zeros(len(used), dtype=np.int64)
     sets: list[tuple[str, ...]] = [()]
     for code, text in enumerate(names.tolist()):  # names are few; links are many

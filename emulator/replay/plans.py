@@ -19,6 +19,7 @@ from emulator.network.choose import AUTO, Way, fastest_of, place_all, ways
 from emulator.network.layout import Layout, layout
 from emulator.network.nccl import PROTOCOLS
 from emulator.replay.variants import Use, Variants
+from emulator.rows import owners
 from emulator.topology.graph import Topology
 from emulator.trace.messages import Slot, split_bytes
 from emulator.trace.schema import Op, Trace
@@ -175,13 +176,10 @@ class Planner:
         """The part of the chip that each instance takes: that of the most demanding kind of link it uses."""
         share = np.zeros(instances)
         if self.share_of_level.any():
-            for _, phase in kind.bound:
-                owner = np.repeat(np.arange(instances), np.diff(phase.ptr))
-                level = self.topology.link_level[phase.link]
+            used = [(owners(phase.ptr), self.topology.link_level[phase.link]) for _, phase in kind.bound]
+            for owner, level in used:
                 np.maximum.at(share, owner, self.share_of_level[level])
-            for _, phase in kind.bound:
-                owner = np.repeat(np.arange(instances), np.diff(phase.ptr))
-                level = self.topology.link_level[phase.link]
+            for owner, level in used:
                 decides = self.share_of_level[level] == share[owner]
                 self.touched.shares |= set(np.unique(level[decides]).tolist())
         return share

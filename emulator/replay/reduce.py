@@ -33,7 +33,7 @@ def drop_unsaturable(tables: Tables, topology: Topology) -> Tables:
         least[link], most[link] = min(values), max(values)
     tier = _tiers(topology)
     redundant = np.zeros(len(least), dtype=bool)
-    row = np.repeat(np.arange(len(tables.phase_latency)), np.diff(tables.phase_ptr))
+    row = tables.row_of_entry
     rising = tier[topology.link_src] < tier[topology.link_dst]
     falling = tier[topology.link_src] > tier[topology.link_dst]
     # Uplinks by what comes up into their source, downlinks by what goes down from their destination.

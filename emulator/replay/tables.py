@@ -6,8 +6,9 @@ per rank or per group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from emulator.replay.groups import Groups
 from emulator.replay.plans import GroupKind
 from emulator.replay.variants import Variants
-from emulator.rows import offsets
+from emulator.rows import offsets, owners
 from emulator.topology.graph import Topology
 
 Ints = NDArray[np.int64]
@@ -54,15 +55,29 @@ class Tables:
     capacity: Floats
     link_events: dict[int, tuple[tuple[float, float], ...]]
 
+    @cached_property
+    def row_of_entry(self) -> Ints:
+        """The phase row of every entry of ``phase_link``."""
+        return owners(self.phase_ptr)
+
+    @cached_property
+    def group_of_row(self) -> Ints:
+        """The group of every phase row."""
+        return owners(self.phase_start)
+
     def alone_seconds(self, group: int, phases: Iterable[tuple[int, float]]) -> float:
         """Seconds that a group takes for phases (number, bytes) in sequence on the idle network."""
         total = 0.0
         for phase, size in phases:
             row = int(self.phase_start[group]) + phase
-            total += (
-                float((self.phase_latency[row] - self.phase_hidden[row] * size).max()) + size / self.phase_rate[row]
-            )
-        return float(total)
+            wait = wait_for(self.phase_latency[row].tolist(), self.phase_hidden[row].tolist(), size)
+            total += wait + size / float(self.phase_rate[row])
+        return total
+
+
+def wait_for(latency: Sequence[float], hidden: Sequence[float], size: float) -> float:
+    """Seconds before the first of ``size`` bytes of one phase row (:meth:`emulator.network.bind.BoundPhase.wait`)."""
+    return max(seconds - saved * size for seconds, saved in zip(latency, hidden, strict=True))
 
 
 def build_tables(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.errors import InputError
-from emulator.rows import offsets
+from emulator.rows import offsets, owners
 from emulator.topology.tuning import Tuning
 
 _MOST_LINKS = 1 << 25  # of a level: 2 GB of arrays
@@ -201,7 +201,7 @@ def check_size(links: int, name: str) -> None:
 
 def flow_of(routes: Routes) -> Ints:
     """The flow of every entry of ``routes.link``."""
-    return np.repeat(np.arange(len(routes.ptr) - 1), np.diff(routes.ptr))
+    return owners(routes.ptr)
 
 
 def merge(routes: Routes, links: int) -> Routes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator.rows import offsets
+from emulator.rows import by_value
 from emulator.topology.graph import Floats, Ints, Routes, Topology, assemble
 from emulator.topology.hashing import hashed
 
@@ -50,8 +50,8 @@ class ShortestPaths:
     _pairs: dict[tuple[int, int], tuple[Ints, Floats]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_out", _rows(self.link_src, self.nodes))
-        object.__setattr__(self, "_in", _rows(self.link_dst, self.nodes))
+        object.__setattr__(self, "_out", by_value(self.link_src, self.nodes))
+        object.__setattr__(self, "_in", by_value(self.link_dst, self.nodes))
         if self.domain is not None:
             object.__setattr__(self, "_inside", self._servers(self.domain))
 
@@ -177,11 +177,6 @@ class ShortestPaths:
                 taken[chosen] = taken.get(chosen, 0.0) + 1 / self.flows
                 here = int(self.link_src[chosen])
         return np.array(list(taken), dtype=np.int64)[::-1], np.array(list(taken.values()))[::-1]
-
-
-def _rows(ends: Ints, nodes: int) -> tuple[Ints, Ints]:
-    """Links by the node at one of their ends, as compressed rows."""
-    return offsets(np.bincount(ends, minlength=nodes)), np.argsort(ends, kind="stable")
 
 
 def _take(rows: tuple[Ints, Ints], nodes: Ints) -> Ints:

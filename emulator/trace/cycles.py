@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from emulator.rows import by_value, owners
 from emulator.trace.expand import Ints, Rows, used
 from emulator.trace.fault import Fault
 from emulator.trace.messages import slot, slots_of_rows
@@ -23,7 +24,7 @@ def cycle_faults(ops: list[Op], place: str, program: Rows) -> Iterator[Fault]:
     What comes earlier cannot wait for what comes later; only if a dependency, or the order of messages of a batch that
     others interrupt, points forward the graph has to be walked.
     """
-    owner = np.repeat(np.arange(len(program)), np.diff(program.deps_ptr))
+    owner = owners(program.deps_ptr)
     unit = _units(ops, program)
     forward = (program.deps >= owner) | ((unit[program.deps] >= unit[owner]) & (unit[program.deps] != unit[owner]))
     if not forward.any() and not _torn(ops, program, unit):
@@ -103,9 +104,8 @@ def _cycle(count: int, edges: list[tuple[int, int]], unit: Ints) -> list[int]:
     source, target = np.array(edges, dtype=np.int64).T
     inside = (unit[source] == unit[target]) & (source != target)  # parts of a batch start together
     source, target = unit[source[~inside]], unit[target[~inside]]
-    order = np.argsort(source, kind="stable")
+    ptr, order = by_value(source, count)
     source, target = source[order], target[order]
-    ptr = np.searchsorted(source, np.arange(count + 1))
     waiting = np.bincount(target, minlength=count)
     ready = np.flatnonzero(waiting == 0).tolist()
     while ready:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.errors import InputError
-from emulator.rows import offsets
+from emulator.rows import by_value
 from emulator.trace.schema import BlockUse, Op, Program, Ref, Trace
 
 Ints = NDArray[np.int64]
@@ -248,8 +248,7 @@ def _unroll(trace: Trace, program: Program, known: Templates, index: int, unroll
     unroller.edges.append((np.array(unroller.own_edges[0], np.int64), np.array(unroller.own_edges[1], np.int64)))
     edge_rows = np.concatenate([np.empty(0, np.int64), *(a for a, _ in unroller.edges)])
     edge_deps = np.concatenate([np.empty(0, np.int64), *(b for _, b in unroller.edges)])
-    order = np.argsort(edge_rows, kind="stable")
-    deps_ptr = offsets(np.bincount(edge_rows, minlength=row))
+    deps_ptr, order = by_value(edge_rows, row)
     empty = np.empty(0, np.int64)
     return Rows(
         template=np.concatenate([empty, *template]),
