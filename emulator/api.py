@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator import assets
-from emulator.caveats import caveats, idle_shares
+from emulator.caveats import caveats, idle_seed, idle_shares
 from emulator.collector import paused_collector
 from emulator.cost.lower import Lowered, lower
 from emulator.cost.roofline import Timed, time_ops
@@ -132,8 +132,7 @@ def run(
         options = replace(options, placement=job.placement(place, seed or 0))
     result = job.run(options, progress)
     hashed = job.topology.routing.startswith("ecmp") and not isinstance(topology, Topology)
-    if seed is not None and place != "random" and not hashed:
-        result.warnings.append(f"--seed {seed} changed nothing: neither placement nor routing is drawn at random")
+    result.warnings += idle_seed(seed, place, hashed=hashed)
     if not what_if:
         return result
     from emulator.whatif import add_what_if  # noqa: PLC0415  (it stands on this module)

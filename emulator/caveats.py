@@ -97,6 +97,12 @@ def latency_caveat(topology: Topology, key: str, value: str, *, partly: bool) ->
     return f"{key}={value} changed nothing: the collectives' latencies {whence}"
 
 
+def idle_seed(seed: int | None, place: str, *, hashed: bool) -> Iterator[str]:
+    """A seed where nothing is drawn: the placement is not random, and routing is not ``hashed``."""
+    if seed is not None and place != "random" and not hashed:
+        yield f"--seed {seed} changed nothing: neither placement nor routing is drawn at random"
+
+
 def idle_shares(job: OpenJob, replay: Replay, options: Options, result: Result) -> Iterator[str]:
     """Shares of the chip that were asked for (``--chip-share``) and slowed nothing."""
     slowed = sum(one.partition.slowed_seconds for one in result.ranks if one.partition is not None)

@@ -163,15 +163,14 @@ def _idle(
     seed: int | None, root: int,
 ) -> Iterator[str]:  # fmt: skip
     """Knobs that changed nothing."""
-    from emulator.caveats import latency_caveat  # noqa: PLC0415
+    from emulator.caveats import idle_seed, latency_caveat  # noqa: PLC0415
     from emulator.network.collectives import ROOTED  # noqa: PLC0415
 
     tuned = [bool(row.protocol) for row in rows]
     for key in topology.links_of_key:
         if key.endswith(".latency") and any(tuned):
             yield latency_caveat(topology, key, overrides[key], partly=not all(tuned))
-    if seed is not None and place != "random" and not topology.routing.startswith("ecmp"):
-        yield f"--seed {seed} changed nothing: neither placement nor routing is drawn at random"
+    yield from idle_seed(seed, place, hashed=topology.routing.startswith("ecmp"))
     if root and collective not in ROOTED:
         yield f"--root {root} changed nothing: {collective} has no root"
 

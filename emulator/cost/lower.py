@@ -14,6 +14,7 @@ import msgspec
 
 from emulator.cost.fusion import FUSIBLE_CLASSES, Place, Storage, fuse, groups, same_on_all_ranks, storage_key
 from emulator.errors import InputError
+from emulator.trace.messages import MEMORY
 from emulator.trace.schema import BlockUse, Number, Op, Program, RanksByAxis, Ref, Trace
 
 MODES = ("eager", "compile")
@@ -85,7 +86,7 @@ def _links(trace: Trace) -> _Links:
             if op.kind == "free" and op.storage is not None:
                 block, name = _home_of(op.storage, home)
                 freed[block].add(name)
-            for dep in op.deps if op.kind not in ("alloc", "free") else ():
+            for dep in op.deps if op.kind not in MEMORY else ():
                 if not isinstance(dep, int):
                     block, name = (str(dep[2]) if len(dep) == 3 else home), int(dep[1])
                     if streams[block, name] != {op.stream}:
@@ -218,7 +219,7 @@ def _awaited(items: Items, home: str, links: _Links) -> set[int]:
     stream = {op.id: op.stream for op in items if isinstance(op, Op)}
     awaited = set(links.awaited.get(home, ()))
     for op in items:
-        if isinstance(op, Op) and op.kind not in ("alloc", "free"):
+        if isinstance(op, Op) and op.kind not in MEMORY:
             awaited.update(d for d in op.deps if isinstance(d, int) and d in stream and stream[d] != op.stream)
     return awaited
 
@@ -231,7 +232,7 @@ def _runs(items: Items, awaited: set[int]) -> Iterator[list[int]]:
         if isinstance(item, BlockUse) or item.kind == "host_sync":
             yield from runs.values()
             runs.clear()
-        elif item.kind in ("alloc", "free"):
+        elif item.kind in MEMORY:
             continue
         elif item.kind != "compute" or not (item.reads or item.writes):
             yield runs.pop(item.stream, [])

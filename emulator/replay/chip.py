@@ -8,17 +8,13 @@ computes; of several, each takes its share of what the others left.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 from simpy.events import Event
 
 from emulator.network.clock import Clock
-
-Floats = NDArray[np.float64]
+from emulator.result.tables import ComputeRate
 
 
 class _Running:
@@ -42,6 +38,10 @@ class Chip:
         self.rates = [1.0]
         self._resident: dict[int, float] = {}
         self._running: dict[_Running, None] = {}
+
+    def rate(self, node: int) -> ComputeRate:
+        """What was kept, as that of a node."""
+        return ComputeRate(node, np.array(self.times), np.array(self.rates))
 
     def compute(self, seconds: float, done: Callable[[Event], None]) -> None:
         """Start what takes ``seconds`` on a chip of its own; ``done`` is called at its end."""
@@ -83,26 +83,3 @@ class Chip:
             work.done(event)
 
         work.event = self.clock.call_at(work.since + work.left / self.rates[-1], end)
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How far a chip that computes all the time gets: from seconds of the step to seconds of work, and back."""
-
-    times: Floats
-    rates: Floats
-
-    @cached_property
-    def _work(self) -> Floats:
-        """Work done at each of the times."""
-        return np.concatenate([[0.0], np.cumsum(np.diff(self.times) * self.rates[:-1])])
-
-    def work(self, time: Floats) -> Floats:
-        """Seconds of work done at moments of the step."""
-        i = np.searchsorted(self.times, time, side="right") - 1
-        return np.asarray(self._work[i] + self.rates[i] * (time - self.times[i]))
-
-    def time(self, work: Floats) -> Floats:
-        """The moment of the step at which so much work is done."""
-        i = np.searchsorted(self._work, work, side="right") - 1
-        return np.asarray(self.times[i] + (work - self._work[i]) / self.rates[i])

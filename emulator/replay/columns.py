@@ -42,11 +42,11 @@ def row_times(items: Items, variant: Variant, times: NodeTimes) -> RowTimes:
     first = items.rows_ptr[:-1]
     before_item = (running - seconds)[first][item] if count else running
     began, ended = running - seconds - before_item, running - before_item
-    if times.pace is None:
+    if times.rate is None:
         began, ended = times.item_start[item] + began, times.item_start[item] + ended
     else:
-        done = times.pace.work(times.item_start)[item]
-        began, ended = times.pace.time(done + began), times.pace.time(done + ended)
+        done = times.rate.work(times.item_start)[item]
+        began, ended = times.rate.moment(done + began), times.rate.moment(done + ended)
         began[first] = times.item_start  # exactly, not to rounding
     item_end = times.item_end[item]  # which rounding must not let a row pass
     start[items.rows], end[items.rows] = np.minimum(began, item_end), np.minimum(ended, item_end)

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from emulator.network.clock import Clock
 from emulator.network.fluid import Network, Route, mark_private
 from emulator.network.sharing import Sharers
-from emulator.replay.chip import Chip, Pace
+from emulator.replay.chip import Chip
 from emulator.replay.deadlock import StuckError
 from emulator.replay.programs import HOST
 from emulator.replay.state import Group, Node, ReadyPhase, SeveralAtOnce
 from emulator.replay.tables import Tables, wait_for
+from emulator.result.tables import ComputeRate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -36,7 +37,7 @@ class NodeTimes:
     """When the items and messages of one node ran: seconds from the start of the step.
 
     ``item_start``/``item_end`` by item; ``transfer_start``, ``message_end`` and ``arrived_last`` (the node that came
-    last) by message, and ``execution``: its place in :class:`Executions`. ``pace``: how fast its chip computed, None
+    last) by message, and ``execution``: its place in :class:`Executions`. ``rate``: how fast its chip computed, None
     where nothing could slow it.
     """
 
@@ -46,7 +47,7 @@ class NodeTimes:
     message_end: Floats
     arrived_last: Ints
     execution: Ints
-    pace: Pace | None
+    rate: ComputeRate | None
 
 
 @dataclass(frozen=True)
@@ -350,5 +351,5 @@ def _times(node: Node, transfers: Executions) -> NodeTimes:
         message_end=transfers.end[execution],
         arrived_last=transfers.last[execution],
         execution=execution,
-        pace=None if node.chip is None else Pace(np.array(node.chip.times), np.array(node.chip.rates)),
+        rate=None if node.chip is None else node.chip.rate(node.index),
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from emulator.rows import offsets
 from emulator.trace.expand import Rows
-from emulator.trace.messages import COMMUNICATION, Slot, slot, slots_of_rows
+from emulator.trace.messages import COMMUNICATION, MEMORY, Slot, slot, slots_of_rows
 from emulator.trace.schema import Op
 
 Ints = NDArray[np.int64]
@@ -75,6 +75,9 @@ class _Build:
         self.ops = ops
         self.template = rows.template.tolist()
         self.kind = [ops[t].kind for t in self.template]
+        # Memory that comes or goes takes no time: it holds nothing that comes after it on its stream.
+        free = np.diff(rows.deps_ptr) == 0
+        self.passes = [kind in MEMORY and alone for kind, alone in zip(self.kind, free.tolist(), strict=True)]
         self.queue_of: dict[object, int] = {}
         self.names: list[str] = []
         self.queue = [0] * self.n
@@ -126,14 +129,9 @@ class _Build:
             else:
                 self.position[row] = self.position[self.unit[row]]
                 before[row] = before[self.unit[row]]
-            if not self._passes(row):
+            if not self.passes[row]:
                 last[queue] = row
         self.before = before
-
-    def _passes(self, row: int) -> bool:
-        """Whether a row holds nothing that comes after it on its stream: memory that comes or goes takes no time."""
-        ptr = self.rows.deps_ptr
-        return self.kind[row] in ("alloc", "free") and bool(ptr[row] == ptr[row + 1])
 
     def find_dependencies(self) -> None:
         """Explicit dependencies plus what streams, groups and peers imply across queues (row by row)."""
@@ -156,7 +154,7 @@ class _Build:
             else:
                 if waiting := lone_since.pop(stream, None):
                     found = [*found, *waiting.values()]
-                if not self._passes(row):
+                if not self.passes[row]:
                     main_last[stream] = row
             if slot_before[row] >= 0:
                 found = [*found, slot_before[row]]

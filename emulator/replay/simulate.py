@@ -237,11 +237,7 @@ def _replay(
             load_over_time(attempt.quotient.carriers(number), tables, run.transfers, use.link)
             for use, number in zip(links[:_LINKS_OVER_TIME], numbers, strict=False)
         ],
-        compute_rates=[
-            ComputeRate(node, times.pace.times, times.pace.rates)
-            for node, times in enumerate(run.nodes)
-            if times.pace is not None
-        ],
+        compute_rates=[times.rate for times in run.nodes if times.rate is not None],
         folding=Folding(
             enabled=options.folding,
             method=attempt.quotient.method,

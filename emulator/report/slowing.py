@@ -10,18 +10,11 @@ from emulator.report.pieces import Pieces
 from emulator.result.tables import ComputeRate, Floats
 
 
-def lost(rate: ComputeRate, time: Floats) -> Floats:
-    """Seconds of work that a chip computing all the time would have lost by each of the moments."""
-    until = np.concatenate([[0.0], np.cumsum(np.diff(rate.time) * (1 - rate.rate[:-1]))])
-    at = np.searchsorted(rate.time, time, side="right") - 1
-    return np.asarray(until[at] + (1 - rate.rate[at]) * (time - rate.time[at]))
-
-
 def extra_time(pieces: Pieces, rate: ComputeRate) -> Floats:
     """Seconds of each piece that are extra time: those it stands for, less the work done in them; 0 where nothing
     computes.
     """
-    return np.where(pieces.on("compute"), np.diff(lost(rate, pieces.edges)) * pieces.repeats, 0.0)
+    return np.where(pieces.on("compute"), np.diff(rate.lost(pieces.edges)) * pieces.repeats, 0.0)
 
 
 def slowed_seconds(pieces: Pieces, rate: ComputeRate) -> float:

@@ -118,6 +118,26 @@ class ComputeRate(msgspec.Struct):
     time: Floats
     rate: Floats
 
+    def work(self, time: Floats) -> Floats:
+        """Seconds of work that a chip computing all the time would have done by each of the moments."""
+        return self._integral(self.rate, time)
+
+    def lost(self, time: Floats) -> Floats:
+        """Seconds of work that it would have lost by then."""
+        return self._integral(1 - self.rate, time)
+
+    def moment(self, work: Floats) -> Floats:
+        """When so much work would have been done."""
+        done = self.work(self.time)
+        at = np.searchsorted(done, work, side="right") - 1
+        return np.asarray(self.time[at] + (work - done[at]) / self.rate[at])
+
+    def _integral(self, values: Floats, time: Floats) -> Floats:
+        """Of ``values`` from the changes of the rate on, up to each of the moments."""
+        until = np.concatenate([[0.0], np.cumsum(np.diff(self.time) * values[:-1])])
+        at = np.searchsorted(self.time, time, side="right") - 1
+        return np.asarray(until[at] + values[at] * (time - self.time[at]))
+
 
 class MemoryUse(msgspec.Struct):
     """Bytes alive on each rank of a class, by category: ``bytes[i]`` from ``time[i]`` on, the first from 0 on.

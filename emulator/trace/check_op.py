@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from emulator.trace.fault import Fault
-from emulator.trace.messages import COMMUNICATION
+from emulator.trace.messages import COMMUNICATION, MEMORY
 from emulator.trace.schema import DTYPE_BYTES, Op, PerRank, RankNumber, Trace
 
 # Far beyond any op, and sums over millions of them still fit into 64 bits (bytes) or are exact enough (the others).
@@ -83,7 +83,7 @@ def _reference_faults(trace: Trace, here: str, op: Op, home: str) -> Iterator[Fa
             if reason := number_reason(trace, size):
                 yield Fault(here, f"{field}: {size} bytes of storage {ref}: {reason.removeprefix('is ')}")
     if op.storage is None:
-        if op.kind in ("alloc", "free"):
+        if op.kind in MEMORY:
             yield Fault(here, f"a {op.kind} without its storage")
     elif not isinstance(op.storage, int) and (reason := _reference_reason(trace, op.storage, home, _STORAGE_BACK)):
         yield Fault(here, f"storage: {reason}")

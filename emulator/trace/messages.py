@@ -17,6 +17,7 @@ from emulator.trace.schema import Op, PerRank, RankNumber, Trace
 
 Ints = NDArray[np.int64]
 COMMUNICATION = ("collective", "send", "recv")
+MEMORY = ("alloc", "free")
 
 
 class Slot(NamedTuple):

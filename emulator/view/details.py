@@ -6,7 +6,6 @@ import numpy as np
 
 from emulator.report import figures
 from emulator.report.kinds import kind_of_group
-from emulator.report.slowing import lost
 from emulator.result.schema import Result
 from emulator.result.tables import COMMUNICATION, HELD_BY_HOST, HELD_BY_START, OpTable, Timeline
 from emulator.view.jumps import Op, partners
@@ -52,7 +51,7 @@ def describe(result: Result, op: Op, *, critical: bool = False) -> list[str]:
 def _slowed(result: Result, rank_class: int, start: float, end: float) -> str:
     for rate in result.compute_rates:
         if rate.rank_class == rank_class:
-            extra = float(np.diff(lost(rate, np.array([start, end])))[0])
+            extra = float(np.diff(rate.lost(np.array([start, end])))[0])
             return f"{figures.seconds(extra)} of it slowed by communication" if extra > 0 else ""
     return ""
 
