@@ -7,25 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from emulator.cli import main
 from emulator.errors import InputError
 from emulator.network.measure import measure
 from emulator.topology.load import load
-
-
-@pytest.fixture
-def emu(capsys, tmp_path, monkeypatch):
-    """Run a command in an empty folder; back come exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["emu", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        return int(left.value.code or 0), out, err
-
-    return run
 
 
 def test_json_holds_a_row_per_size_and_algorithm(emu):

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 
-from emulator.cli import main
 from emulator.trace import io
 from emulator.trace.schema import Group, Op, PerRank
 from tests.jobs import collective, compute, job, recv, send, wait
@@ -57,21 +56,6 @@ def to_all(**changes):
 
 ATTENTION = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "query_length": 128, "key_length": 128}
 FIRST = document()["programs"][0]["ops"][0]
-
-
-@pytest.fixture
-def emu(tmp_path, monkeypatch, capsys):
-    """Run the command in an empty folder; gives (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["emu", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out = capsys.readouterr()
-        return left.value.code, out.out, out.err
-
-    return run
 
 
 def ranks_of(*programs, axes=None, **more):

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
+from functools import partial
 
 import pytest
 
-from emulator.cli import main
 from emulator.trace import io
 from tests.jobs import collective, compute, job, wait
 
 
 @pytest.fixture
-def emu(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def emu(emu, tmp_path):
+    """Runs `emu run` on a trace of 16 ranks."""
     trace = job({"dp": 16}, [compute(0, 1e-3), collective(1, "all_reduce", "dp", 10**7, deps=[0]), wait(2, 1)])
     io.write(trace, tmp_path / "t.json")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["emu", "run", "--trace", "t.json", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out = capsys.readouterr()
-        return left.value.code, out.out, out.err
-
-    return run
+    return partial(emu, "run", "--trace", "t.json")
 
 
 def step(emu, *arguments):

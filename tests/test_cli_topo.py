@@ -2,33 +2,21 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from emulator.cli import main
 from emulator.topology.load import load
 
 FLAT = "name: flat\ndescription: one switch\nlevels:\n  node: {kind: switch, size: 4, bandwidth: 1 GB/s}\n"
 
 
 @pytest.fixture
-def emu(capsys, tmp_path, monkeypatch):
-    """Runs `emu topo ...` in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
+def emu(emu, monkeypatch):
+    """Runs `emu topo ...` at a width of 100."""
     monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = 0
-        try:
-            monkeypatch.setattr(sys, "argv", ["emu", "topo", *arguments])
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return partial(emu, "topo")
 
 
 def test_list_has_a_line_for_every_preset(emu):

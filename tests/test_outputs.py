@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 
 import pytest
 
-from emulator.cli import main
 from emulator.trace import io
 from tests.jobs import collective, compute, job, wait
 
@@ -20,25 +18,16 @@ NET = {
 
 
 @pytest.fixture
-def emu(tmp_path, monkeypatch, capsys):
-    """Run the command in a folder with a trace, its result and a topology; gives (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
+def emu(emu, tmp_path):
+    """Runs a command in a folder with a trace, its result and a topology; gives (exit code, stdout, stderr)."""
     io.write(job({"dp": 4}, [compute(0, 1e-3), collective(1, "all_gather", "dp", 64), wait(2, 1)]), "t.json")
     (tmp_path / "net.json").write_text(json.dumps(NET))
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["emu", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out = capsys.readouterr()
-        return left.value.code, out.out, out.err
-
-    assert run("run", "-t", "t.json", "--json", "r.json")[0] == 0
+    assert emu("run", "-t", "t.json", "--json", "r.json")[0] == 0
     shutil.copy("r.json", "r")  # a name without an ending
     os.symlink("r", "link.svg")
     os.symlink("t.json", "again.json")
     (tmp_path / "order.json").write_text("[0, 1, 2, 3]")
-    return run
+    return emu
 
 
 OVERWRITES = {

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.api import open_job
-from emulator.cli import main
 from emulator.errors import InputError
 from emulator.replay.perturb import parse_chip_share
 from emulator.replay.simulate import Options
@@ -176,15 +173,11 @@ def test_bad_shares(text, reason):
     assert reason in f"{error.value.reason} {error.value.remedy}"
 
 
-def test_the_report_says_what_was_slowed(tmp_path, capsys, monkeypatch):
-    out = tmp_path / "r.json"
-    shares = ["--chip-share", "NVLink=0.1,NIC=0.1"]
-    monkeypatch.setattr(sys, "argv", ["emu", "run", "--trace", "llama.json", *shares, "--json", str(out)])
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert left.value.code == 0
-    assert "of it slowed" in capsys.readouterr().out
-    found = read(out)
+def test_the_report_says_what_was_slowed(emu):
+    code, out, _ = emu("run", "--trace", "llama.json", "--chip-share", "NVLink=0.1,NIC=0.1", "--json", "r.json")
+    assert code == 0
+    assert "of it slowed" in out
+    found = read("r.json")
     for ranks in found.ranks:
         assert 0 < ranks.partition.slowed_seconds < 0.19 * ranks.partition.compute_seconds
     assert found.compute_rates[0].rate.min() == pytest.approx(0.81)  # an all-gather of each group at once

@@ -51,7 +51,9 @@ def trace_file(name: str) -> Path | None:
 
 def topology_file(name: str) -> Path | None:
     """The same of a topology."""
-    return assets.located("topologies", name, (".yaml", ".json"))
+    from emulator.topology.document import SUFFIXES  # noqa: PLC0415
+
+    return assets.located("topologies", name, SUFFIXES)
 
 
 def console(width: int | None = None, *, stderr: bool = False) -> Console:

@@ -13,10 +13,10 @@ from emulator.report.holding import spans_of
 from emulator.report.lateness import lateness
 from emulator.report.memory import memory_use
 from emulator.report.pieces import LINES, Pieces, cut, pipeline_phase
-from emulator.report.slowing import extra_time, slowed_seconds
+from emulator.report.slowing import extra_time
 from emulator.report.traits import traits_of
 from emulator.result.schema import Partition, Result
-from emulator.result.tables import ComputeRate, OpTable, Timeline
+from emulator.result.tables import OpTable, Timeline
 
 
 def partition(table: OpTable, timelines: Sequence[Timeline], step_seconds: float) -> Partition:
@@ -43,10 +43,12 @@ def fill(result: Result) -> Result:
     exposures: list[Exposure] = []
     rates = {rate.rank_class: rate for rate in result.compute_rates}
     for i, (ranks, table, piece) in enumerate(zip(result.ranks, tables, pieces, strict=True)):
-        ranks.partition = _sum_up(piece, result.step_seconds, rates.get(i))
+        ranks.partition = _sum_up(piece, result.step_seconds)
         ranks.compute_phases = by_phase(history, i, piece, piece.lengths)
         if i in rates:
-            ranks.slowed_phases = by_phase(history, i, piece, extra_time(piece, rates[i]))
+            extra = extra_time(piece, rates[i])
+            ranks.partition.slowed_seconds = fsum(extra.tolist())
+            ranks.slowed_phases = by_phase(history, i, piece, extra)
         exposures.append(expose(history, i, piece))
         ranks.exposed = by_kind(table, exposures[-1], traits[ranks.program])
         piped = phase is not None and traits[ranks.program].uses_peers
@@ -68,7 +70,7 @@ def fill(result: Result) -> Result:
     return result
 
 
-def _sum_up(pieces: Pieces, step_seconds: float, rate: ComputeRate | None = None) -> Partition:
+def _sum_up(pieces: Pieces, step_seconds: float) -> Partition:
     parts = [pieces.seconds(pieces.line == i) for i in range(len(LINES))]
     hidden_transfer = pieces.seconds(pieces.transfers & pieces.computes)
     transfer = pieces.seconds(pieces.transfers)
@@ -79,5 +81,4 @@ def _sum_up(pieces: Pieces, step_seconds: float, rate: ComputeRate | None = None
         communication_seconds=pieces.seconds(pieces.communicates),
         overlap=hidden_transfer / transfer if transfer > 0 else None,
         sum_minus_step_seconds=fsum(parts) - step_seconds,
-        slowed_seconds=0.0 if rate is None else slowed_seconds(pieces, rate),
     )

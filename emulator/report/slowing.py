@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import fsum
-
 import numpy as np
 
 from emulator.report.pieces import Pieces
@@ -15,8 +13,3 @@ def extra_time(pieces: Pieces, rate: ComputeRate) -> Floats:
     computes.
     """
     return np.where(pieces.on("compute"), np.diff(rate.lost(pieces.edges)) * pieces.repeats, 0.0)
-
-
-def slowed_seconds(pieces: Pieces, rate: ComputeRate) -> float:
-    """The part of the compute line that is extra time."""
-    return fsum(extra_time(pieces, rate).tolist())

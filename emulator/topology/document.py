@@ -10,6 +10,7 @@ import yaml
 
 from emulator.errors import InputError
 
+SUFFIXES = (".yaml", ".json")  # of topology files
 # The compiled loader, where there is one, is ten times faster.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -15,13 +15,13 @@ import numpy as np
 from emulator import assets
 from emulator.errors import InputError
 from emulator.topology import fabric, imports
-from emulator.topology.document import convert, read_yaml
+from emulator.topology.document import SUFFIXES, convert, read_yaml
 from emulator.topology.graph import Topology, merge
 from emulator.topology.sizing import TooSmallError
 from emulator.topology.spec import FLAGS, LEVELS, Level, TopologyFile, decode_quantity
 from emulator.topology.tuning import read_tuning
 
-_KIND, _SUFFIXES = "topologies", (".yaml", ".json")
+_KIND = "topologies"
 _NOT_TOPOLOGIES = {"devices.yaml"}
 _TOP_KEYS = ("routing", "flows_per_pair", "seed", "pxn", "accelerators", "largest", "bundled", "tuning")
 _ALIKE = 0.75  # of the letters: a key that much like a known one was probably meant to be it
@@ -294,7 +294,7 @@ def _keys(level: object) -> list[str]:
 
 
 def _preset_names() -> list[str]:
-    return [name for name in assets.names(_KIND, _SUFFIXES) if name not in _NOT_TOPOLOGIES]
+    return [name for name in assets.names(_KIND, SUFFIXES) if name not in _NOT_TOPOLOGIES]
 
 
 def _find(spec: str) -> Path:
@@ -302,7 +302,7 @@ def _find(spec: str) -> Path:
     if spec.removesuffix(".yaml") == "devices":
         raise InputError("holds devices, not a topology", source=spec, remedy=f"known topologies: {known}")
     try:
-        path = assets.find(_KIND, spec, _SUFFIXES)
+        path = assets.find(_KIND, spec, SUFFIXES)
     except InputError:
         raise InputError("no such topology", source=spec, remedy=f"known topologies: {known}, or a file") from None
     if path.is_dir():
