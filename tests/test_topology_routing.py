@@ -269,6 +269,28 @@ def test_designs_tell_what_the_arrays_tell(
             assert alike == (first[0] == second[0]) or (alike and routing == "ecmp"), changes
 
 
+@given(st.lists(tiers, min_size=2, max_size=2), st.booleans(), st.sampled_from([4, 16, 40]), st.sampled_from([1, 2, 8]))
+@settings(max_examples=40, deadline=None)
+def test_designs_tell_whether_a_bandwidth_moves_cables(
+    upper: list[dict[str, Any]], bundled: bool, ranks: int, faster: int
+) -> None:
+    def made(spine: int) -> ClosDesign | None:
+        levels = {"leaf": {"kind": "tier", "radix": 16, "bandwidth": "1 GB/s"},
+                  "spine": {"kind": "tier", "bandwidth": f"{spine} GB/s"} | upper[0],
+                  "core": {"kind": "tier", "bandwidth": "1 GB/s"} | upper[1]}  # fmt: skip
+        document = {"name": "t", "description": "-", "bundled": bundled, "levels": levels}
+        try:
+            return clos_design(*decode(document, "t"), ranks)
+        except InputError:
+            return None
+
+    plain, changed = made(1), made(faster)
+    if plain is not None and changed is not None:
+        ends = [(fields["link_src"], fields["link_dst"]) for fields in (clos.build(plain), clos.build(changed))]
+        same = all(np.array_equal(a, b) for a, b in zip(*ends, strict=True))
+        assert (plain.cabling() == changed.cabling()) == same
+
+
 def same_network(a: dict[str, Any], b: dict[str, Any]) -> bool:
     columns = ("link_src", "link_dst", "capacity", "latency", "link_level", "cables")
     if any(not np.array_equal(a[column], b[column]) for column in columns):

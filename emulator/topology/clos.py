@@ -85,6 +85,12 @@ class ClosDesign:
     findings: tuple[str, ...] = field(compare=False)
     used: tuple[str, ...] = field(compare=False)
 
+    def cabling(self) -> ClosDesign:
+        """The design without what its links give; equal ones have links between the same nodes."""
+        inside = None if self.inside is None else (*self.inside[:2], 0.0, 0.0)
+        layers = tuple(replace(layer, bundle=1, capacity=0.0, latency=0.0) for layer in self.layers)
+        return replace(self, inside=inside, layers=layers)
+
 
 def design(levels: Mapping[str, Switch | Tier], accelerators: int, file: TopologyFile) -> ClosDesign:
     """A switched fabric in numbers: ``levels`` is an optional switch, then tiers, innermost first.

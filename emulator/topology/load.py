@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from emulator import assets
 from emulator.errors import InputError
 from emulator.topology import fabric, imports
+from emulator.topology.clos import ClosDesign
 from emulator.topology.document import SUFFIXES, convert, read_yaml
 from emulator.topology.graph import Topology, merge
 from emulator.topology.sizing import TooSmallError
@@ -77,7 +79,8 @@ class _Sized:
     path: Path
     spec: str
 
-    def build(self) -> tuple[Topology, tuple[str, ...]]:
+    @cached_property
+    def built(self) -> tuple[Topology, tuple[str, ...]]:
         """The topology, and the levels that it needs."""
 
         def read_graph(name: str) -> Topology:
@@ -98,14 +101,25 @@ class _Sized:
             in_network=tuple(file.in_network), tuning=read_tuning(file.tuning, self.spec), **built,
         ), used  # fmt: skip
 
-    def same(self, built: Topology, other: _Sized) -> bool:
-        """Would ``other`` give the times of this one, which was ``built``? By numbers alone where they decide."""
+    @cached_property
+    def design(self) -> ClosDesign | None:
+        """The topology in numbers, where these alone decide it."""
         with located(self.spec):
-            designs = [fabric.clos_design(s.file, s.levels, s.accelerators) for s in (self, other)]
-        if None in designs:
-            return _same(built, other.build()[0])
+            return fabric.clos_design(self.file, self.levels, self.accelerators)
+
+    def same(self, other: _Sized) -> bool:
+        """Would ``other`` give the same times?"""
+        if self.design is None or other.design is None:
+            return _same(self.built[0], other.built[0])
         beside = [(s.file.device, s.file.power, s.file.tuning) for s in (self, other)]
-        return designs[0] == designs[1] and beside[0] == beside[1]
+        return self.design == other.design and beside[0] == beside[1]
+
+    def same_cables(self, other: _Sized) -> bool:
+        """Would ``other`` have links between the same nodes?"""
+        if self.design is not None and other.design is not None:
+            return self.design.cabling() == other.design.cabling()
+        ends = [(t.link_src, t.link_dst) for t in (self.built[0], other.built[0])]
+        return all(np.array_equal(mine, theirs) for mine, theirs in zip(*ends, strict=True))
 
 
 def _from_levels(
@@ -113,13 +127,13 @@ def _from_levels(
 ) -> Topology:
     sized = _sized(_overridden(document, overrides, spec), ranks, path, spec)
     try:
-        topology, used = sized.build()
+        topology, used = sized.built
     except TooSmallError as error:
         if ranks is not None or sized.file.accelerators is not None or not error.room:
             raise
         ranks = error.room  # to be looked at, it is as large as it can be
         sized = _sized(_overridden(document, overrides, spec), ranks, path, spec)
-        topology, used = sized.build()
+        topology, used = sized.built
     idle, of_key = [], {}
     for key in overrides:
         name = key.partition(".")[0]
@@ -129,8 +143,8 @@ def _from_levels(
             others = {k: v for k, v in overrides.items() if k != key}
             try:
                 other = _sized(_overridden(document, others, spec), ranks, path, spec)
-                same = sized.same(topology, other)
-                if not same and _keeps_cables(key, topology, other):
+                same = sized.same(other)
+                if not same and _keeps_cables(key, sized, other):
                     of_key[key] = _links_of(key, sized, topology)
             except InputError:
                 continue  # without this override nothing could be built: it changed something
@@ -139,13 +153,12 @@ def _from_levels(
     return replace(topology, findings=(*topology.findings, *idle), links_of_key=of_key)
 
 
-def _keeps_cables(key: str, topology: Topology, other: _Sized) -> bool:
+def _keeps_cables(key: str, sized: _Sized, other: _Sized) -> bool:
     """Is a key one that changes what links give, and not how many there are and between whom?"""
     field = key.rpartition(".")[2]
     if field != "bandwidth":
         return field in ("latency", "efficiency")
-    plain = other.build()[0]  # bandwidths decide how many switches a tier needs
-    return all(np.array_equal(getattr(topology, end), getattr(plain, end)) for end in ("link_src", "link_dst"))
+    return sized.same_cables(other)  # bandwidths decide how many switches a tier needs
 
 
 def _links_of(key: str, sized: _Sized, topology: Topology) -> tuple[int, ...]:
