@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emulator.report.history import History
 from emulator.report.holding import Spans
-from emulator.result.tables import Ints
+from emulator.result.tables import Floats, Ints
 
-Floats = NDArray[np.float64]
 Unit = tuple[str, int]  # direction and microbatch
 _SLOWEST = 64  # rank classes that others are compared with: those that work longest
 

@@ -75,7 +75,7 @@ def _more_microbatches(result: Result, travel: float, mean: float) -> str:
 
 def crossing(result: Result) -> list[tuple[str, LinkUse]]:
     """Tensor and expert parallel where it uses links much slower than the fastest, with the slowest of them."""
-    fastest = max((use.capacity_bytes_per_second for use in result.links), default=0.0)
+    fastest = _fastest(result)
     found = []
     for kind in ("TP", "EP"):
         slow = [
@@ -88,9 +88,14 @@ def crossing(result: Result) -> list[tuple[str, LinkUse]]:
     return found
 
 
+def _fastest(result: Result) -> float:
+    """Bytes/s of the widest link that carried anything."""
+    return max((use.capacity_bytes_per_second for use in result.links), default=0.0)
+
+
 def _crossing(result: Result) -> Iterator[str]:
     """Tensor or expert parallel groups go over links much slower than the fastest."""
-    fastest = max((use.capacity_bytes_per_second for use in result.links), default=0.0)
+    fastest = _fastest(result)
     for kind, use in crossing(result):
         yield (
             f"{kind} goes over {use.level} ({figures.rate(use.capacity_bytes_per_second)}; the fastest links do "
@@ -101,7 +106,7 @@ def _crossing(result: Result) -> Iterator[str]:
 
 def _pipeline_inside(result: Result) -> Iterator[str]:
     """Pipeline stages talk inside the node while tensor parallel crosses nodes."""
-    fastest = max((use.capacity_bytes_per_second for use in result.links), default=0.0)
+    fastest = _fastest(result)
     met = {
         (kind_of_group(group), use.capacity_bytes_per_second < SLOWER_LINK * fastest)
         for use in result.links
